@@ -1,0 +1,507 @@
+"""The snapshot: everything known about one host, typed, each value with the source it came from.
+
+A value that could not be read is a ``Fact`` without a value and with a reason. Nothing here has a default that
+could be taken for a reading.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+SNAPSHOT_SCHEMA = "peerlane.snapshot/1"
+
+T = TypeVar("T")
+Role = Literal["bare_metal", "hypervisor", "guest"]
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """A value that was read, or the reason why it was not.
+
+    ``source`` is the evidence source; ``excerpt`` the line or lines that say it, verbatim.
+    """
+
+    value: T | None = None
+    source: str = ""
+    excerpt: str = ""
+    reason: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return self.value is not None
+
+
+def unknown(reason: str, source: str = "") -> Fact[Any]:
+    """Return a fact without a value."""
+    return Fact(None, source=source, reason=reason)
+
+
+NOT_READ: Fact[Any] = unknown("not collected")
+
+
+# --- machine, cpu, kernel -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine says it is (``systemd-detect-virt``, DMI)."""
+
+    virt: Fact[str] = NOT_READ  # systemd-detect-virt: none, kvm, qemu, vmware, microsoft ...
+    container: Fact[str] = NOT_READ  # systemd-detect-virt -c: none, lxc, docker, systemd-nspawn ...
+    product_name: Fact[str] = NOT_READ
+    sys_vendor: Fact[str] = NOT_READ
+    board_name: Fact[str] = NOT_READ
+    smbios_uuid: Fact[str] = NOT_READ  # lower case
+    os_id: Fact[str] = NOT_READ  # debian, ubuntu, fedora ...
+    os_version: Fact[str] = NOT_READ  # 13, 24.04 ...
+    is_proxmox: Fact[bool] = NOT_READ
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """``/proc/cpuinfo`` of the first processor."""
+
+    vendor: Fact[str] = NOT_READ  # GenuineIntel, AuthenticAMD
+    model_name: Fact[str] = NOT_READ
+    flags: Fact[frozenset[str]] = NOT_READ
+    physical_bits: Fact[int] = NOT_READ
+    virtual_bits: Fact[int] = NOT_READ
+    threads: Fact[int] = NOT_READ
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A kernel command line: tokens in order; a key may repeat (the last wins for ``iommu``, ``pci`` lists)."""
+
+    tokens: tuple[tuple[str, str | None], ...] = ()
+
+    def all(self, key: str) -> tuple[str | None, ...]:
+        """Return every value of this key, in order."""
+        return tuple(value for name, value in self.tokens if name == key)
+
+    def last(self, key: str) -> str | None:
+        """Return the value that wins, or None where the key is absent or has no value."""
+        values = self.all(key)
+        return values[-1] if values else None
+
+    def has(self, key: str) -> bool:
+        """Whether the key occurs at all."""
+        return any(name == key for name, _ in self.tokens)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One kernel message: the time as printed (may be empty), the text without time and host name."""
+
+    stamp: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Xid:
+    """An NVIDIA driver error event."""
+
+    pci: str  # normalised: 0000:9b:00 (function left out where the log leaves it out)
+    code: int
+    detail: str
+    stamp: str
+    pid: int | None = None
+    process: str = ""
+
+
+@dataclass(frozen=True)
+class KernelLog:
+    """What the kernel said: all lines, and the ones that parsers understood."""
+
+    lines: tuple[LogLine, ...] = ()
+    xids: tuple[Xid, ...] = ()
+    suppressed: int = 0  # "N callbacks suppressed": counts are lower bounds
+
+    def matching(self, pattern: str) -> tuple[LogLine, ...]:
+        """Return the lines that a regular expression (ignoring case) finds."""
+        import re
+
+        wanted = re.compile(pattern, re.IGNORECASE)
+        return tuple(line for line in self.lines if wanted.search(line.text))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The running kernel and how it is booted."""
+
+    release: Fact[str] = NOT_READ  # uname -r
+    command_line: Fact[CommandLine] = NOT_READ  # /proc/cmdline
+    boot_loader: Fact[str] = NOT_READ  # grub, systemd-boot
+    grub_default: Fact[CommandLine] = NOT_READ  # GRUB_CMDLINE_LINUX + _DEFAULT of /etc/default/grub
+    grub_settings: Fact[Mapping[str, str]] = NOT_READ  # GRUB_* keys of /etc/default/grub
+    etc_kernel_cmdline: Fact[CommandLine] = NOT_READ  # /etc/kernel/cmdline
+    log: Fact[KernelLog] = NOT_READ
+    modules: Fact[Mapping[str, int]] = NOT_READ  # lsmod: name -> use count
+    modprobe: Fact[tuple[str, ...]] = NOT_READ  # lines of /etc/modprobe.d and modprobe -c, comments dropped
+    installed: Fact[tuple[str, ...]] = NOT_READ  # releases with a /lib/modules or /boot/vmlinuz entry
+    headers: Fact[tuple[str, ...]] = NOT_READ  # releases whose /lib/modules/R/build exists
+    lockdown: Fact[str] = NOT_READ  # none, integrity, confidentiality
+
+
+# --- PCI ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Region:
+    """One BAR. ``address`` is None where it is unassigned, ignored or virtual."""
+
+    index: int
+    size_bytes: int | None
+    address: int | None
+    prefetchable: bool | None = None
+
+
+@dataclass(frozen=True)
+class PciFunction:
+    """One PCI function, from ``lspci`` or sysfs or both. ``bdf`` always carries its domain: ``0000:01:00.0``."""
+
+    bdf: str
+    vendor: str | None = None  # four hex digits
+    device: str | None = None
+    class_code: str | None = None  # four hex digits: 0300, 0302, 0604
+    name: str = ""
+    driver: str | None = None  # "" means: read, and none bound; None means: not known
+    modules: tuple[str, ...] = ()
+    regions: Mapping[int, Region] = field(default_factory=dict)
+    link_speed_gt: float | None = None
+    link_width: int | None = None
+    link_max_speed_gt: float | None = None
+    link_max_width: int | None = None
+    numa_node: int | None = None
+    iommu_group: int | None = None
+    bus_master: bool | None = None
+    acs_ctl: Mapping[str, bool] | None = None  # SrcValid, ReqRedir, CmpltRedir, UpstreamFwd, DirectTrans ...
+    rebar: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)  # BAR -> (current, supported)
+    access_denied: bool = False  # lspci could not read the capabilities (not root)
+    off_bus: bool = False  # header type 7f, rev ff, config space all ff
+    parent: str | None = None  # bdf of the port above, where known
+    physfn: bool = False  # a virtual function (has a physfn link)
+    config_hex: str = ""  # raw config space as read, hex, no blanks
+    source: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether this is an NVIDIA display controller (class 03)."""
+        return self.is_nvidia and (self.class_code or "").startswith("03")
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether the vendor is NVIDIA."""
+        return self.vendor == "10de"
+
+    @property
+    def is_bridge(self) -> bool:
+        """Whether this is a PCI-to-PCI bridge (class 0604)."""
+        return self.class_code == "0604"
+
+
+@dataclass(frozen=True)
+class Approval:
+    """The NVIDIA P2P approval capability in a function's config space.
+
+    ``state``: present, absent, need_root (64 bytes read), device_gone (all ff), not_gpu.
+    """
+
+    state: str
+    clique: int | None = None
+    version: int | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Pci:
+    """The PCI functions of the host, keyed by bdf."""
+
+    functions: Fact[Mapping[str, PciFunction]] = NOT_READ
+    approvals: Fact[Mapping[str, Approval]] = NOT_READ  # for NVIDIA display functions only
+    complete: bool = False  # False for a paste of part of lspci: an absence proves nothing
+
+    def gpus(self) -> tuple[PciFunction, ...]:
+        """Return the NVIDIA display functions in bus order."""
+        functions = self.functions.value or {}
+        return tuple(functions[bdf] for bdf in sorted(functions) if functions[bdf].is_gpu)
+
+
+@dataclass(frozen=True)
+class Iommu:
+    """IOMMU units, groups and mode."""
+
+    units: Fact[tuple[str, ...]] = NOT_READ  # /sys/class/iommu: dmar0, ivhd0
+    groups: Fact[Mapping[str, tuple[str, ...]]] = NOT_READ  # group -> bdfs
+    group_types: Fact[Mapping[str, str]] = NOT_READ  # group -> DMA, DMA-FQ, identity
+    default_domain: Fact[str] = NOT_READ  # Translated, Passthrough
+
+
+# --- GPUs, links ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as ``nvidia-smi`` tells it. A cell that holds no value (``[N/A]``, ``ERR!``) is None here."""
+
+    index: int | None = None
+    bus_id: str = ""  # as sysfs writes it: 0000:01:00.0; "" where not told
+    name: str = ""
+    uuid: str = ""
+    memory_total_mib: int | None = None
+    memory_used_mib: int | None = None
+    bar1_total_mib: int | None = None
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    power_draw_w: float | None = None
+    power_limit_w: float | None = None
+    pstate: str | None = None
+    link_gen_current: int | None = None
+    link_gen_max: int | None = None
+    link_width_current: int | None = None
+    link_width_max: int | None = None
+    persistence: str | None = None  # Enabled, Disabled
+    mig: str | None = None  # Enabled, Disabled, None where N/A
+    mig_devices: int | None = None
+    ecc: str | None = None
+    compute_mode: str | None = None
+    virtualization_mode: str | None = None  # None, Pass-Through, VGPU, Host VGPU, Host VSGA (as text)
+    recovery_action: str | None = None  # None, Reset, Reboot ... (as text)
+    gsp_firmware: str | None = None
+    raw: Mapping[str, str] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Topology:
+    """``nvidia-smi topo -m``. ``links`` maps (row, column), both directions, to X, NV18, PIX, PXB, PHB, NODE, SYS."""
+
+    gpus: tuple[str, ...] = ()  # GPU0, GPU1 ...
+    nics: tuple[str, ...] = ()  # NIC0 or mlx5_0, as the header names them
+    nic_names: Mapping[str, str] = field(default_factory=dict)  # the legend: NIC0 -> mlx5_0
+    links: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    cpu_affinity: Mapping[str, str | None] = field(default_factory=dict)
+    numa_affinity: Mapping[str, str | None] = field(default_factory=dict)
+    gpu_numa_id: Mapping[str, str | None] = field(default_factory=dict)
+    truncated: bool = False
+
+
+@dataclass(frozen=True)
+class P2pMatrix:
+    """``nvidia-smi topo -p2p MODE``: (row, column) -> X, OK, CNS, GNS, TNS, NS, DR, U. Rung 0: a claim."""
+
+    mode: str  # r, w, n, a, p, or rw
+    gpus: tuple[str, ...] = ()
+    cells: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    legend: tuple[str, ...] = ()
+    truncated: bool = False
+
+    def pairs(self) -> dict[tuple[str, str], str]:
+        """Return the cells of different GPUs."""
+        return {pair: code for pair, code in self.cells.items() if pair[0] != pair[1]}
+
+
+# --- virtual machines of a hypervisor -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostPci:
+    """One ``hostpciN`` line of a Proxmox VM. ``paths`` as written, without ``host=``; ``mapping`` excludes ``paths``."""
+
+    index: int
+    paths: tuple[str, ...] = ()
+    mapping: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    line: str = ""
+
+    def flag(self, name: str) -> bool | None:
+        """Return a boolean option (1, on, yes, true), or None where it is not given."""
+        value = self.options.get(name)
+        return None if value is None else value.lower() in ("1", "on", "yes", "true")
+
+    @property
+    def all_functions(self) -> bool:
+        """Whether a path names a whole slot (no ``.F``)."""
+        return any("." not in path for path in self.paths)
+
+
+@dataclass(frozen=True)
+class VmConfig:
+    """One Proxmox VM: the active part of its file, and what is only pending, saved or really running."""
+
+    vmid: str
+    settings: Mapping[str, str] = field(default_factory=dict)  # active keys; the last duplicate wins
+    lines: Mapping[str, str] = field(default_factory=dict)  # the same keys: the whole line, verbatim
+    duplicates: tuple[str, ...] = ()  # keys that occur more than once in the active part
+    hostpci: tuple[HostPci, ...] = ()
+    pending: Mapping[str, str] | None = None  # [PENDING] section or qm pending "new"; None: not known
+    pending_deletes: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] = ()
+    description: str = ""  # percent-decoded
+    running: Fact[bool] = NOT_READ
+    running_arguments: Fact[tuple[str, ...]] = NOT_READ  # /proc/PID/cmdline of the QEMU process, split at NUL
+    source: str = ""
+
+    def option(self, key: str, name: str, default_name: str = "") -> str | None:
+        """Return one option of a comma list: ``option("cpu", "hidden")``.
+
+        ``default_name`` is the name that the first element has when it is written without one (``cputype``, ``type``).
+        """
+        raw = self.settings.get(key)
+        if raw is None:
+            return None
+        for position, part in enumerate(raw.split(",")):
+            head, equals, tail = part.strip().partition("=")
+            if not equals and position == 0 and name == default_name:
+                return head
+            if equals and head == name:
+                return tail
+        return None
+
+
+@dataclass(frozen=True)
+class Vm:
+    """The virtual machines of a hypervisor, and the files that their settings refer to."""
+
+    configs: Fact[Mapping[str, VmConfig]] = NOT_READ  # vmid -> config
+    mappings: Fact[Mapping[str, tuple[str, ...]]] = NOT_READ  # mapping id -> bdfs of this node
+    cpu_models: Fact[Mapping[str, Mapping[str, str]]] = NOT_READ  # custom-NAME -> keys of cpu-models.conf
+    qemu_version: Fact[str] = NOT_READ
+    pve_version: Fact[str] = NOT_READ
+
+
+# --- driver, packages -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DkmsState:
+    """One line of ``dkms status``, or one build failure that a log tells."""
+
+    module: str
+    version: str
+    kernel: str  # "" where the module is only added
+    state: str  # installed, built, added, broken, failed, headers_missing
+    note: str = ""  # the WARNING! text, or the log's cause line
+
+
+@dataclass(frozen=True)
+class Package:
+    """One installed package (``dpkg``). ``state`` is dpkg's two or three letters: ii, hi, iF, rc."""
+
+    name: str
+    version: str
+    state: str
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class AptChange:
+    """One transaction of ``/var/log/apt/history.log`` that touched NVIDIA packages."""
+
+    started: str
+    command: str
+    changes: tuple[tuple[str, str, str], ...] = ()  # (package, from, to)
+
+
+@dataclass(frozen=True)
+class NvidiaSmi:
+    """How ``nvidia-smi`` answered.
+
+    ``state``: ok, not_found, no_driver, no_devices, version_mismatch, unknown_error, no_permission, lost_gpu, error.
+    """
+
+    state: str
+    rc: int | None = None
+    message: str = ""
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    library_version: str | None = None
+    lost: tuple[str, ...] = ()  # bus ids as printed
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The NVIDIA driver: what runs, what lies on disk, what the packages say."""
+
+    smi: Fact[NvidiaSmi] = NOT_READ
+    loaded_version: Fact[str] = NOT_READ  # /proc/driver/nvidia/version
+    loaded_flavour: Fact[str] = NOT_READ  # open, proprietary
+    module_version: Fact[str] = NOT_READ  # modinfo -F version nvidia
+    module_license: Fact[str] = NOT_READ  # modinfo -F license nvidia
+    library_version: Fact[str] = NOT_READ  # libnvidia-ml.so.X on disk
+    params: Fact[Mapping[str, str]] = NOT_READ  # /proc/driver/nvidia/params
+    proc_gpus: Fact[tuple[str, ...]] = NOT_READ  # /proc/driver/nvidia/gpus/*
+    dkms: Fact[tuple[DkmsState, ...]] = NOT_READ
+    packages: Fact[Mapping[str, Package]] = NOT_READ
+    apt_history: Fact[tuple[AptChange, ...]] = NOT_READ
+    secure_boot: Fact[str] = NOT_READ  # enabled, disabled, unsupported
+    fabric_manager: Fact[str] = NOT_READ  # systemctl status text of nvidia-fabricmanager
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One NCCL variable and where it is set."""
+
+    name: str
+    value: str
+    origin: str  # /etc/nccl.conf, unit NAME
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """NCCL settings found, whatever wrote them."""
+
+    settings: Fact[tuple[Setting, ...]] = NOT_READ
+    version: Fact[str] = NOT_READ
+    log: Fact[str] = NOT_READ  # an NCCL_DEBUG=INFO log, as text
+
+
+# --- the whole ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One host. ``evidence_index`` maps each source to why it is missing, or to "" where it was read."""
+
+    host: str
+    role: Fact[Role] = NOT_READ
+    collected_at: str = ""
+    privileged: bool | None = None
+    machine: Machine = field(default_factory=Machine)
+    cpu: Cpu = field(default_factory=Cpu)
+    kernel: Kernel = field(default_factory=Kernel)
+    pci: Pci = field(default_factory=Pci)
+    iommu: Iommu = field(default_factory=Iommu)
+    gpus: Fact[tuple[Gpu, ...]] = NOT_READ
+    topology: Fact[Topology] = NOT_READ
+    p2p: Mapping[str, Fact[P2pMatrix]] = field(default_factory=dict)  # by mode: r, w, n, a, p, rw
+    vm: Vm = field(default_factory=Vm)
+    driver: Driver = field(default_factory=Driver)
+    nccl: Nccl = field(default_factory=Nccl)
+    measurements: Mapping[str, Any] = field(default_factory=dict)
+    evidence_index: Mapping[str, str] = field(default_factory=dict)
+    unrecognised: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON types, with the schema name. Kernel log lines are left out: they are in the evidence."""
+        shape: dict[str, Any] = {"schema": SNAPSHOT_SCHEMA}
+        shape.update(_plain(self))
+        return shape
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, KernelLog):
+        return {"line_count": len(value.lines), "xids": _plain(value.xids), "suppressed": value.suppressed}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {"-".join(key) if isinstance(key, tuple) else str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if isinstance(value, frozenset | set):
+        return sorted(_plain(one) for one in value)
+    return value
