@@ -54,7 +54,7 @@ class Finding:
     ``subject`` names the thing judged: a PCI address, a VM (``vm 101``), a package, or "" for the host.
     ``rung`` is None where the finding is not about a path between GPUs.
     ``reason`` says why the state is ``unknown`` or ``not_applicable``.
-    ``explains`` holds the keys (see ``key``) of the findings that this one causes.
+    ``explains`` holds the rule ids (``HOST/ID`` for another host's) that this finding is the cause of.
     """
 
     rule: str

@@ -1,20 +1,43 @@
 """The list of rules, and what each one says about itself.
 
-A rule is a function ``(snapshot, fleet) -> iterable of Finding``, put on the list by ``@rule``. It yields one finding
-for each subject that it judged, ``pass`` included, or a single ``unknown`` or ``not_applicable``. It never raises on
-odd input and never reads anything but its arguments.
+A rule is a function ``(snapshot, fleet) -> iterable of Verdict``, put on the list by ``@rule``. It yields one verdict
+for each subject that it judged, ``pass`` included, or a single ``unknown`` or ``not_applicable`` with its reason. It
+never raises on odd input and never reads anything but its arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..core.finding import Automation, Excerpt, Finding, Fix, Gain, Restart, Severity, State
 from ..core.snapshot import Fact, Role, Snapshot
 
 Fleet = Mapping[str, Snapshot]
-Judge = Callable[[Snapshot, Fleet], Iterable[Finding]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge says of one subject. The rest of a finding comes from the rule (``as_finding``).
+
+    ``severity`` None: the rule's own where the state is ``fail``, ``low`` for ``warn``.
+    ``explains`` holds rule ids (``D5``) of this host, or ``HOST/D5`` of another, that this verdict is the cause of.
+    """
+
+    state: State
+    title: str
+    evidence: tuple[Excerpt, ...] = ()
+    subject: str = ""
+    severity: Severity | None = None
+    why: str = ""
+    reason: str = ""
+    fix: Fix | None = None
+    explains: tuple[str, ...] = ()
+    rung: int | None = None
+
+
+Judge = Callable[[Snapshot, Fleet], Iterable[Verdict]]
 
 ROLES: tuple[Role, ...] = ("bare_metal", "hypervisor", "guest")
 
@@ -91,43 +114,32 @@ def rule(
     return register
 
 
-def found(
-    snapshot: Snapshot,
+def verdict(
     state: State,
     title: str,
-    *evidence: Fact[object] | Excerpt,
+    *evidence: Fact[Any] | Excerpt,
     subject: str = "",
     severity: Severity | None = None,
     why: str = "",
     reason: str = "",
     fix: Fix | None = None,
     explains: tuple[str, ...] = (),
-) -> Finding:
-    """Make a finding of this host; the engine fills in what the rule says about itself."""
+    rung: int | None = None,
+) -> Verdict:
+    """Make a verdict; a fact given as evidence brings its source and its line."""
     excerpts = tuple(
         one if isinstance(one, Excerpt) else Excerpt(one.source, one.excerpt)
         for one in evidence
         if isinstance(one, Excerpt) or one.source
     )
-    return Finding(
-        rule="",
-        host=snapshot.host,
-        state=state,
-        title=title,
-        severity=severity or "info",
-        subject=subject,
-        evidence=excerpts,
-        why=why,
-        reason=reason,
-        fix=fix,
-        explains=explains,
-    )
+    return Verdict(state, title, excerpts, subject, severity, why, reason, fix, explains, rung)
 
 
-def complete(rule_: Rule, finding: Finding, severity_given: bool) -> Finding:
-    """Give a finding its rule's id, severity, rung, sources, gain and verify text."""
-    bad = finding.bad
-    fix = finding.fix
+def as_finding(rule_: Rule, host: str, given: Verdict) -> Finding:
+    """Join a verdict with what its rule says about itself."""
+    bad = given.state in ("fail", "warn")
+    severity = given.severity or (rule_.severity if given.state == "fail" else "low" if bad else "info")
+    fix = given.fix
     if fix is not None:
         fix = replace(
             fix,
@@ -135,15 +147,20 @@ def complete(rule_: Rule, finding: Finding, severity_given: bool) -> Finding:
             automation=fix.automation if fix.automation != "never" else rule_.automation,
             risk=fix.risk or rule_.risk,
         )
-    severity = finding.severity if severity_given else (rule_.severity if finding.state == "fail" else "info")
-    return replace(
-        finding,
+    return Finding(
         rule=rule_.id,
-        severity=severity if bad or finding.state == "info" else "info",
-        rung=rule_.rung,
-        why=finding.why or (rule_.why if bad else ""),
-        fix=fix if bad or finding.state == "info" else None,
+        host=host,
+        state=given.state,
+        title=given.title,
+        severity=severity,
+        subject=given.subject,
+        rung=given.rung if given.rung is not None else rule_.rung,
+        evidence=given.evidence,
+        why=given.why or (rule_.why if bad else ""),
+        reason=given.reason,
         expected_gain=rule_.gain if bad else None,
+        fix=fix,
         verify=rule_.verify if bad else "",
         sources=rule_.sources,
+        explains=given.explains,
     )

@@ -1,0 +1,89 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is read on a target, as data: every source of evidence with its command, file or sysfs tree.
+
+Nothing here judges. ``kind``:
+
+* ``command``: ``argv`` is run with ``LC_ALL=C``; the first element is looked up on PATH.
+* ``file``: ``path`` is read.
+* ``files``: every file that matches the glob ``path``; each starts with a line ``# ==> PATH <==``.
+* ``each``: like ``files``, but one source per file, named ``<source>.<stem of the file>``.
+* ``probe``: a function of ``evidence_probes`` of this name, for what no single file holds.
+
+``where`` limits a source to machines that can have it: ``any``, ``gpu`` (an NVIDIA function on the bus), ``proxmox``.
+Whole environments, keys and tokens are never read.
+"""
+
+from __future__ import absolute_import, annotations, division, print_function
+
+__metaclass__ = type
+
+# nvidia-smi waits for a GPU that fell off the bus; 20 s is the limit that the passthrough catalogue (section 2) gives.
+TIMEOUT_S = 20
+
+# Per source. A kernel log that repeats one line for days must not fill the controller's memory.
+MAX_BYTES = 2 * 1024 * 1024
+
+SOURCES = (
+    # --- identity
+    {"source": "detect_virt.vm", "kind": "command", "argv": ["systemd-detect-virt", "--vm"]},
+    {"source": "detect_virt.container", "kind": "command", "argv": ["systemd-detect-virt", "--container"]},
+    {"source": "proc.cmdline", "kind": "file", "path": "/proc/cmdline"},
+    {"source": "proc.version", "kind": "file", "path": "/proc/version"},
+    {"source": "proc.cpuinfo", "kind": "probe", "probe": "first_cpu"},
+    {"source": "proc.meminfo", "kind": "file", "path": "/proc/meminfo"},
+    {"source": "proc.modules", "kind": "file", "path": "/proc/modules"},
+    {"source": "os_release", "kind": "file", "path": "/etc/os-release"},
+    {"source": "uname", "kind": "command", "argv": ["uname", "-a"]},
+    {"source": "dmi", "kind": "probe", "probe": "dmi"},
+    # --- PCI and IOMMU
+    {"source": "sysfs.pci", "kind": "probe", "probe": "pci"},
+    {"source": "sysfs.iommu", "kind": "probe", "probe": "iommu"},
+    {"source": "lspci.vvv", "kind": "command", "argv": ["lspci", "-Dvvvnn"]},
+    # --- kernel and boot
+    {"source": "kernel_log", "kind": "probe", "probe": "kernel_log"},
+    {"source": "etc.default.grub", "kind": "files", "path": "/etc/default/grub*"},
+    {"source": "etc.kernel.cmdline", "kind": "file", "path": "/etc/kernel/cmdline"},
+    {"source": "boot", "kind": "probe", "probe": "boot"},
+    {"source": "proxmox_boot_tool.status", "kind": "command", "argv": ["proxmox-boot-tool", "status"], "where": "proxmox"},
+    {"source": "modprobe.d", "kind": "files", "path": "/etc/modprobe.d/*.conf"},
+    {"source": "modules_load.d", "kind": "files", "path": "/etc/modules-load.d/*.conf"},
+    {"source": "lockdown", "kind": "file", "path": "/sys/kernel/security/lockdown"},
+    {"source": "kernels", "kind": "probe", "probe": "kernels"},
+    # --- NVIDIA driver
+    {"source": "nvidia_smi", "kind": "command", "argv": ["nvidia-smi"], "where": "gpu"},
+    {"source": "nvidia_smi.L", "kind": "command", "argv": ["nvidia-smi", "-L"], "where": "gpu"},
+    {"source": "nvidia_smi.q", "kind": "command", "argv": ["nvidia-smi", "-q"], "where": "gpu"},
+    {"source": "nvidia_smi.topo_m", "kind": "command", "argv": ["nvidia-smi", "topo", "-m"], "where": "gpu"},
+    {"source": "nvidia_smi.topo_p2p_r", "kind": "command", "argv": ["nvidia-smi", "topo", "-p2p", "r"], "where": "gpu"},
+    {"source": "nvidia_smi.topo_p2p_w", "kind": "command", "argv": ["nvidia-smi", "topo", "-p2p", "w"], "where": "gpu"},
+    {"source": "nvidia_smi.topo_p2p_n", "kind": "command", "argv": ["nvidia-smi", "topo", "-p2p", "n"], "where": "gpu"},
+    {"source": "nvidia_smi.nvlink_s", "kind": "command", "argv": ["nvidia-smi", "nvlink", "-s"], "where": "gpu"},
+    {"source": "proc.driver.nvidia.version", "kind": "file", "path": "/proc/driver/nvidia/version", "where": "gpu"},
+    {"source": "proc.driver.nvidia.params", "kind": "file", "path": "/proc/driver/nvidia/params", "where": "gpu"},
+    {"source": "proc.driver.nvidia.gpus", "kind": "files", "path": "/proc/driver/nvidia/gpus/*/information", "where": "gpu"},
+    {"source": "modinfo.nvidia", "kind": "command", "argv": ["modinfo", "nvidia"], "where": "gpu"},
+    {"source": "nvidia_libraries", "kind": "probe", "probe": "nvidia_libraries"},
+    {"source": "dkms.status", "kind": "command", "argv": ["dkms", "status"]},
+    {"source": "dpkg", "kind": "probe", "probe": "dpkg"},
+    {"source": "apt.holds", "kind": "command", "argv": ["apt-mark", "showhold"]},
+    {"source": "apt.history", "kind": "file", "path": "/var/log/apt/history.log"},
+    {"source": "mokutil.sb_state", "kind": "command", "argv": ["mokutil", "--sb-state"]},
+    {
+        "source": "systemctl.fabricmanager",
+        "kind": "command",
+        "argv": ["systemctl", "status", "--no-pager", "--lines=20", "nvidia-fabricmanager"],
+        "where": "gpu",
+    },
+    # --- NCCL and services
+    {"source": "etc.nccl.conf", "kind": "file", "path": "/etc/nccl.conf"},
+    {"source": "peerlane.services", "kind": "probe", "probe": "services"},
+    # --- Proxmox
+    {"source": "pve.conf", "kind": "each", "path": "/etc/pve/qemu-server/*.conf", "where": "proxmox"},
+    {"source": "pve.mapping.pci", "kind": "file", "path": "/etc/pve/mapping/pci.cfg", "where": "proxmox"},
+    {"source": "pve.cpu_models", "kind": "file", "path": "/etc/pve/virtual-guest/cpu-models.conf", "where": "proxmox"},
+    {"source": "pve.version", "kind": "command", "argv": ["pveversion", "-v"], "where": "proxmox"},
+    {"source": "kvm.version", "kind": "command", "argv": ["kvm", "--version"], "where": "proxmox"},
+    {"source": "pve.qm_pending", "kind": "probe", "probe": "qm_pending", "where": "proxmox"},
+    {"source": "pve.running", "kind": "probe", "probe": "qemu_processes", "where": "proxmox"},
+)
