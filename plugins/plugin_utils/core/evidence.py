@@ -134,7 +134,9 @@ def load(folder: Path) -> EvidenceSet:
     try:
         manifest = json.loads(place.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", str(place), "check the path and its permissions") from None
+        raise InputError(
+            f"cannot be read: {error.strerror}", str(place), "check the path and its permissions"
+        ) from None
     except ValueError as error:
         raise InputError(f"is no JSON: {error}", str(place), "collect the snapshot again") from None
     if not isinstance(manifest, dict) or manifest.get("schema") != EVIDENCE_SCHEMA:

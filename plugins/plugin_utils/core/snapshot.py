@@ -338,7 +338,7 @@ class VmConfig:
     lines: Mapping[str, str] = field(default_factory=dict)  # the same keys: the whole line, verbatim
     duplicates: tuple[str, ...] = ()  # keys that occur more than once in the active part
     hostpci: tuple[HostPci, ...] = ()
-    pending: Mapping[str, str] | None = None  # [PENDING] section or qm pending "new"; None: not known
+    pending: Mapping[str, str] | None = None  # [PENDING] section or qm pending "new"; None: unknown
     pending_deletes: tuple[str, ...] = ()
     snapshots: tuple[str, ...] = ()
     description: str = ""  # percent-decoded

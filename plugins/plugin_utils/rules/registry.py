@@ -46,8 +46,8 @@ ROLES: tuple[Role, ...] = ("bare_metal", "hypervisor", "guest")
 class Rule:
     """One rule of the catalogue.
 
-    ``looks_at``: evidence sources. ``why``: the mechanism, in a sentence or two. ``severity``: when it fails, unless the
-    finding says otherwise. ``sources``: where the knowledge comes from.
+    ``looks_at``: evidence sources. ``why``: the mechanism, in a sentence or two. ``severity``: when it fails, unless
+    the verdict says otherwise. ``sources``: where the knowledge comes from.
     """
 
     id: str

@@ -1,0 +1,114 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run a command or read a file with limits on time and size, and say in words why nothing came."""
+
+from __future__ import absolute_import, annotations, division, print_function
+
+__metaclass__ = type
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+# Where tools live that a service account's PATH often lacks.
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/nvidia/bin:/opt/bin"
+
+
+def run(argv, timeout_s, max_bytes):
+    """Run one command in the C locale, in its own process group, without a terminal and without input.
+
+    Returns a dict with ``command, rc, stdout, stderr, elapsed_ms, truncated, reason``. ``rc`` is None and ``reason``
+    says why where the command could not be run or did not end within ``timeout_s`` seconds; its whole group is killed
+    then.
+    """
+    result = _empty(command=" ".join(argv))
+    search = os.environ.get("PATH", "") + ":" + SEARCH_PATH
+    tool = shutil.which(argv[0], path=search)
+    if tool is None:
+        result["reason"] = "{0}: command not found".format(argv[0])
+        return result
+    environment = {"PATH": search, "LC_ALL": "C", "LANG": "C", "HOME": os.environ.get("HOME", "/"), "TERM": "dumb"}
+    started = time.monotonic()
+    # Files, not pipes: a grandchild that keeps a pipe open after its parent's end would hold the reader for ever.
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                [tool] + list(argv[1:]),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            result["reason"] = "{0}: {1}".format(tool, error.strerror)
+            return result
+        try:
+            result["rc"] = process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            result["reason"] = "no answer within {0} s".format(timeout_s)
+            _kill_group(process)
+        result["stdout"], cut_out = _head(out, max_bytes)
+        result["stderr"], cut_err = _head(err, 64 * 1024)
+    result["truncated"] = cut_out or cut_err
+    result["elapsed_ms"] = int((time.monotonic() - started) * 1000)
+    return result
+
+
+def read(path, max_bytes):
+    """Read a text file; the same dict as ``run``, with ``path`` in place of ``command`` and ``rc`` None."""
+    result = _empty(path=path)
+    started = time.monotonic()
+    try:
+        with open(path, "rb") as stream:
+            result["stdout"], result["truncated"] = _head(stream, max_bytes, rewind=False)
+    except OSError as error:
+        result["reason"] = "{0}: {1}".format(path, error.strerror)
+    result["elapsed_ms"] = int((time.monotonic() - started) * 1000)
+    return result
+
+
+def value(path):
+    """Return the stripped text of a small file such as a sysfs attribute, or None where it cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(65536).decode("utf-8", "replace").replace("\0", "").strip()
+    except OSError:
+        return None
+
+
+def _empty(command="", path=""):
+    return {
+        "command": command,
+        "path": path,
+        "rc": None,
+        "stdout": "",
+        "stderr": "",
+        "elapsed_ms": 0,
+        "truncated": False,
+        "reason": "",
+    }
+
+
+def _head(stream, max_bytes, rewind=True):
+    if rewind:
+        stream.seek(0)
+    data = stream.read(max_bytes + 1)
+    return data[:max_bytes].decode("utf-8", "replace"), len(data) > max_bytes
+
+
+def _kill_group(process):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except OSError:
+            return
+        try:
+            process.wait(timeout=1)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+    # A process in uninterruptible sleep (a GPU that fell off the bus) survives SIGKILL: leave it, say so, go on.

@@ -1,0 +1,103 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read all sources of evidence of this machine, side by side, each with its own limits."""
+
+from __future__ import absolute_import, annotations, division, print_function
+
+__metaclass__ = type
+
+import glob
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evidence_probes
+from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import MAX_BYTES, SOURCES
+
+# The sources wait for the kernel and for the driver, not for a processor.
+WORKERS = 16
+
+
+def collect(timeout_s, root="/", sources=SOURCES):
+    """Return one dict per source, in the order of ``sources``; see ``bounded.run`` for the keys.
+
+    A source that this machine cannot have (``where``) is listed with the reason, never left out.
+    """
+    places = {"proxmox": os.path.isdir(os.path.join(root, "etc/pve")), "gpu": _has_nvidia(root)}
+    with ThreadPoolExecutor(max_workers=WORKERS) as pool:
+        jobs = [pool.submit(_one, source, timeout_s, root, places) for source in sources]
+        return [entry for job in jobs for entry in job.result()]
+
+
+def _one(source, timeout_s, root, places):
+    name = source["source"]
+    where = source.get("where", "any")
+    if not places.get(where, True):
+        reason = {"proxmox": "/etc/pve is not there", "gpu": "no NVIDIA function on the PCI bus"}[where]
+        return [_entry(name, reason=reason)]
+    kind = source["kind"]
+    if kind == "command":
+        return [dict(bounded.run(source["argv"], timeout_s, MAX_BYTES), source=name)]
+    if kind == "probe":
+        return [_probe(name, source["probe"], root)]
+    path = os.path.join(root, source["path"].lstrip("/"))
+    if kind == "file":
+        return [dict(bounded.read(path, MAX_BYTES), source=name)]
+    paths = sorted(glob.glob(path))
+    if not paths:
+        return [_entry(name, reason="no file matches {0}".format(path), path=path)]
+    if kind == "each":
+        stems = [os.path.splitext(os.path.basename(one))[0] for one in paths]
+        return [
+            dict(bounded.read(one, MAX_BYTES), source="{0}.{1}".format(name, stem)) for one, stem in zip(paths, stems)
+        ]
+    return [_joined(name, path, paths)]
+
+
+def _probe(name, probe, root):
+    started = time.monotonic()
+    entry = _entry(name)
+    try:
+        entry["stdout"] = evidence_probes.PROBES[probe](root)[:MAX_BYTES]
+    except evidence_probes.NotHereError as error:
+        entry["reason"] = str(error)
+    except OSError as error:
+        entry["reason"] = "{0}: {1}".format(error.filename or probe, error.strerror)
+    entry["elapsed_ms"] = int((time.monotonic() - started) * 1000)
+    return entry
+
+
+def _joined(name, pattern, paths):
+    entry = _entry(name, path=pattern)
+    for path in paths:
+        part = bounded.read(path, MAX_BYTES)
+        if part["reason"]:
+            entry["stderr"] += part["reason"] + "\n"
+            continue
+        text = part["stdout"]
+        entry["stdout"] += "# ==> {0} <==\n{1}{2}".format(path, text, "" if text.endswith("\n") else "\n")
+        entry["truncated"] = entry["truncated"] or part["truncated"]
+    if not entry["stdout"]:
+        entry["reason"] = entry["stderr"].strip().splitlines()[0]
+    return entry
+
+
+def _has_nvidia(root):
+    vendors = glob.glob(os.path.join(root, "sys/bus/pci/devices/*/vendor"))
+    on_the_bus = any(bounded.value(path) == "0x10de" for path in vendors)
+    # In a container the bus may be hidden while the driver of the host below is there.
+    return on_the_bus or os.path.isdir(os.path.join(root, "proc/driver/nvidia"))
+
+
+def _entry(name, reason="", path=""):
+    return {
+        "source": name,
+        "command": "",
+        "path": path,
+        "rc": None,
+        "stdout": "",
+        "stderr": "",
+        "elapsed_ms": 0,
+        "truncated": False,
+        "reason": reason,
+    }

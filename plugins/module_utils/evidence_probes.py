@@ -1,0 +1,318 @@
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sources that no single file or command holds, written as plain text that a person can read.
+
+Each probe takes ``root`` (``/``, or a folder with a recorded tree) and returns text. The formats:
+
+* ``first_cpu``: the first block of ``/proc/cpuinfo``, then ``processors<TAB>: N``.
+* ``dmi``: ``product_name: X`` and so on, one a line; ``product_uuid`` only as root.
+* ``pci``: a block ``[0000:01:00.0]`` per function, then ``key: value`` lines; ``driver`` is empty where none is bound;
+  ``resource`` joins the file's lines with ``;``; ``config`` is hex, for NVIDIA functions and bridges alone, as many
+  bytes as the kernel gave (64 without root).
+* ``iommu``: ``unit dmar0`` lines, then ``group 14 type DMA-FQ devices 0000:01:00.0 0000:01:00.1`` lines.
+* ``kernel_log``: ``dmesg``, or ``journalctl -k -b -o short-iso`` where dmesg is refused.
+* ``boot``: ``efi: yes|no``, ``loader_info: TEXT``, ``secure_boot: 0|1``.
+* ``kernels``: ``release R modules=yes headers=no image=yes running=yes`` lines.
+* ``nvidia_libraries``: one path a line.
+* ``dpkg``: status, package and version, tab separated, for packages that matter to drivers, kernels and CUDA.
+* ``services``: ``# ==> unit NAME <==`` and what systemd says of it; of the environment only ``NCCL_*``.
+* ``qm_pending``: ``# ==> qm pending VMID <==`` and the output.
+* ``qemu_processes``: ``# ==> vm VMID pid PID <==`` and the arguments of the running QEMU, one a line.
+"""
+
+from __future__ import absolute_import, annotations, division, print_function
+
+__metaclass__ = type
+
+import glob
+import os
+import re
+
+from ansible_collections.peerlane.gpu.plugins.module_utils import bounded
+
+# Bytes of a PCI Express configuration space.
+_CONFIG_BYTES = 4096
+
+_PCI_ATTRIBUTES = (
+    "vendor",
+    "device",
+    "class",
+    "revision",
+    "numa_node",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+    "reset_method",
+    "power_state",
+)
+
+_PACKAGES = re.compile(
+    r"nvidia|cuda|nccl|dkms|linux-image|linux-headers|pve-kernel|pve-headers|proxmox-(kernel|headers)"
+)
+
+# EFI variables: 4 bytes of attributes, then the value. GUIDs of the UEFI specification and of systemd-boot.
+_SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+_LOADER_INFO = "LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+
+
+class NotHereError(Exception):
+    """The machine has no such thing; the message says what is missing."""
+
+
+def first_cpu(root):
+    """Return the first processor of ``/proc/cpuinfo`` and how many there are."""
+    text = _read(root, "proc/cpuinfo")
+    blocks = [block for block in text.split("\n\n") if block.strip()]
+    count = sum(1 for line in text.splitlines() if line.startswith("processor"))
+    return "{0}\nprocessors\t: {1}\n".format(blocks[0].rstrip() if blocks else "", count)
+
+
+def dmi(root):
+    """Return what the firmware says the machine is."""
+    folder = os.path.join(root, "sys/class/dmi/id")
+    lines = []
+    for name in ("product_name", "sys_vendor", "board_name", "bios_version", "product_uuid"):
+        text = bounded.value(os.path.join(folder, name))
+        if text is not None:
+            lines.append("{0}: {1}\n".format(name, text))
+    if not lines:
+        raise NotHereError("{0} is not there".format(folder))
+    return "".join(lines)
+
+
+def pci(root):
+    """Return every PCI function that sysfs knows."""
+    folder = os.path.join(root, "sys/bus/pci/devices")
+    if not os.path.isdir(folder):
+        raise NotHereError("{0} is not there".format(folder))
+    blocks = []
+    for bdf in sorted(os.listdir(folder)):
+        blocks.append(_function(os.path.join(folder, bdf), bdf))
+    return "\n".join(blocks)
+
+
+def _function(place, bdf):
+    lines = ["[{0}]".format(bdf)]
+    found = {}
+    for name in _PCI_ATTRIBUTES:
+        text = bounded.value(os.path.join(place, name))
+        if text is not None:
+            found[name] = text
+            lines.append("{0}: {1}".format(name, text))
+    lines.append("driver: {0}".format(_link_name(place, "driver") or ""))
+    for name in ("iommu_group", "physfn"):
+        target = _link_name(place, name)
+        if target:
+            lines.append("{0}: {1}".format(name, target))
+    above = os.path.basename(os.path.dirname(os.path.realpath(place)))
+    if re.match(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$", above):
+        lines.append("parent: {0}".format(above))
+    resource = bounded.value(os.path.join(place, "resource"))
+    if resource:
+        lines.append("resource: {0}".format(";".join(resource.splitlines())))
+    if found.get("vendor") == "0x10de" or found.get("class", "").startswith("0x0604"):
+        config = _config(os.path.join(place, "config"))
+        if config:
+            lines.append("config: {0}".format(config))
+    return "\n".join(lines) + "\n"
+
+
+def _config(path):
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(_CONFIG_BYTES).hex()
+    except OSError:
+        return ""
+
+
+def iommu(root):
+    """Return the IOMMU units and groups. No line at all means: read, and there is none."""
+    lines = []
+    units = os.path.join(root, "sys/class/iommu")
+    groups = os.path.join(root, "sys/kernel/iommu_groups")
+    if not os.path.isdir(units) and not os.path.isdir(groups):
+        raise NotHereError("neither {0} nor {1} is there".format(units, groups))
+    for name in sorted(os.listdir(units)) if os.path.isdir(units) else []:
+        lines.append("unit {0}\n".format(name))
+    numbers = [name for name in os.listdir(groups) if name.isdigit()] if os.path.isdir(groups) else []
+    for number in sorted(numbers, key=int):
+        kind = bounded.value(os.path.join(groups, number, "type")) or "unknown"
+        devices = sorted(os.listdir(os.path.join(groups, number, "devices")))
+        lines.append("group {0} type {1} devices {2}\n".format(number, kind, " ".join(devices)))
+    lines.append("groups {0}\n".format(len(numbers)))
+    return "".join(lines)
+
+
+def kernel_log(root):
+    """Return the kernel's messages of this boot."""
+    first = bounded.run(["dmesg"], 20, 2 * 1024 * 1024)
+    if first["rc"] == 0 and first["stdout"].strip():
+        return first["stdout"]
+    second = bounded.run(["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager"], 20, 2 * 1024 * 1024)
+    if second["rc"] == 0 and second["stdout"].strip():
+        return second["stdout"]
+    why = first["reason"] or first["stderr"].strip() or "dmesg is empty"
+    raise NotHereError(why.splitlines()[0])
+
+
+def boot(root):
+    """Return how the machine was booted."""
+    efi = os.path.isdir(os.path.join(root, "sys/firmware/efi"))
+    lines = ["efi: {0}\n".format("yes" if efi else "no")]
+    variables = os.path.join(root, "sys/firmware/efi/efivars")
+    loader = _efi_variable(os.path.join(variables, _LOADER_INFO))
+    if loader:
+        lines.append("loader_info: {0}\n".format(loader.decode("utf-16-le", "replace").strip("\0")))
+    secure = _efi_variable(os.path.join(variables, _SECURE_BOOT))
+    if secure:
+        lines.append("secure_boot: {0}\n".format(secure[0]))
+    return "".join(lines)
+
+
+def _efi_variable(path):
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(4096)[4:]
+    except OSError:
+        return b""
+
+
+def kernels(root):
+    """Return every installed kernel, and whether its modules, headers and image are there."""
+    running = os.uname().release
+    modules = os.path.join(root, "lib/modules")
+    releases = set(os.listdir(modules)) if os.path.isdir(modules) else set()
+    images = {os.path.basename(path)[len("vmlinuz-") :] for path in glob.glob(os.path.join(root, "boot/vmlinuz-*"))}
+    lines = []
+    for release in sorted(releases | images | {running}):
+        place = os.path.join(modules, release)
+        lines.append(
+            "release {0} modules={1} headers={2} image={3} running={4}\n".format(
+                release,
+                _yes(
+                    os.path.exists(os.path.join(place, "modules.dep")) or os.path.isdir(os.path.join(place, "kernel"))
+                ),
+                _yes(os.path.exists(os.path.join(place, "build", "Makefile"))),
+                _yes(release in images),
+                _yes(release == running),
+            )
+        )
+    return "".join(lines)
+
+
+def nvidia_libraries(root):
+    """Return the paths of the driver's user-space libraries."""
+    found = set()
+    for folder in ("usr/lib/*-linux-gnu", "usr/lib/*-linux-gnu/nvidia/*", "usr/lib64", "usr/lib", "lib/*-linux-gnu"):
+        for name in ("libnvidia-ml.so.*", "libcuda.so.*"):
+            found.update(glob.glob(os.path.join(root, folder, name)))
+    return "".join(path + "\n" for path in sorted(found))
+
+
+def dpkg(root):
+    """Return the packages that matter to drivers, kernels and CUDA."""
+    answer = bounded.run(["dpkg-query", "-W", "-f=${db:Status-Abbrev}\t${Package}\t${Version}\n"], 20, 4 * 1024 * 1024)
+    if answer["rc"] != 0:
+        raise NotHereError(answer["reason"] or answer["stderr"].strip() or "dpkg-query ended with {0}".format(answer["rc"]))
+    return "".join(line + "\n" for line in answer["stdout"].splitlines() if _PACKAGES.search(line))
+
+
+def services(root):
+    """Return the state of the model services, and their NCCL variables alone."""
+    listed = bounded.run(
+        ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", "peerlane-model@*"], 20, 65536
+    )
+    if listed["rc"] != 0:
+        raise NotHereError(listed["reason"] or listed["stderr"].strip() or "systemctl ended with {0}".format(listed["rc"]))
+    lines = []
+    for row in listed["stdout"].splitlines():
+        unit = row.split()[0] if row.split() else ""
+        if not unit:
+            continue
+        lines.append("# ==> unit {0} <==\n".format(unit))
+        shown = bounded.run(
+            ["systemctl", "show", unit, "-p", "ActiveState,SubState,NRestarts,ExecMainStartTimestamp,MainPID"],
+            20,
+            65536,
+        )
+        lines.append(shown["stdout"])
+        pid = dict(line.partition("=")[::2] for line in shown["stdout"].splitlines()).get("MainPID", "0")
+        lines.extend(_nccl_environment(os.path.join(root, "proc", pid, "environ")) if pid != "0" else [])
+    return "".join(lines)
+
+
+def _nccl_environment(path):
+    try:
+        with open(path, "rb") as stream:
+            pairs = stream.read(1024 * 1024).split(b"\0")
+    except OSError:
+        return []
+    wanted = sorted(pair.decode("utf-8", "replace") for pair in pairs if pair.startswith(b"NCCL_"))
+    return ["Environment {0}\n".format(pair) for pair in wanted]
+
+
+def qm_pending(root):
+    """Return what ``qm pending`` says of each VM that has a file here."""
+    lines = []
+    for path in sorted(glob.glob(os.path.join(root, "etc/pve/qemu-server/*.conf"))):
+        vmid = os.path.basename(path)[: -len(".conf")]
+        answer = bounded.run(["qm", "pending", vmid], 20, 65536)
+        if answer["rc"] is None:
+            raise NotHereError(answer["reason"])
+        lines.append("# ==> qm pending {0} <==\n{1}".format(vmid, answer["stdout"]))
+    return "".join(lines)
+
+
+def qemu_processes(root):
+    """Return the arguments of each running QEMU process that Proxmox started."""
+    lines = []
+    for path in sorted(glob.glob(os.path.join(root, "run/qemu-server/*.pid"))):
+        pid = bounded.value(path)
+        try:
+            with open(os.path.join(root, "proc", pid or "0", "cmdline"), "rb") as stream:
+                arguments = stream.read(1024 * 1024).decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        vmid = os.path.basename(path)[: -len(".pid")]
+        lines.append("# ==> vm {0} pid {1} <==\n".format(vmid, pid))
+        lines.extend(argument + "\n" for argument in arguments if argument)
+    return "".join(lines)
+
+
+PROBES = {
+    probe.__name__: probe
+    for probe in (
+        first_cpu,
+        dmi,
+        pci,
+        iommu,
+        kernel_log,
+        boot,
+        kernels,
+        nvidia_libraries,
+        dpkg,
+        services,
+        qm_pending,
+        qemu_processes,
+    )
+}
+
+
+def _read(root, path):
+    place = os.path.join(root, path)
+    text = bounded.read(place, 4 * 1024 * 1024)
+    if text["reason"]:
+        raise NotHereError(text["reason"])
+    return text["stdout"]
+
+
+def _link_name(place, name):
+    try:
+        return os.path.basename(os.readlink(os.path.join(place, name)))
+    except OSError:
+        return None
+
+
+def _yes(value):
+    return "yes" if value else "no"
