@@ -152,8 +152,7 @@ def kernel_log(root):
     second = bounded.run(["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager"], 20, 2 * 1024 * 1024)
     if second["rc"] == 0 and second["stdout"].strip():
         return second["stdout"]
-    why = first["reason"] or first["stderr"].strip() or "dmesg is empty"
-    raise NotHereError(why.splitlines()[0])
+    raise NotHereError(_why(first))
 
 
 def boot(root):
@@ -214,7 +213,7 @@ def dpkg(root):
     """Return the packages that matter to drivers, kernels and CUDA."""
     answer = bounded.run(["dpkg-query", "-W", "-f=${db:Status-Abbrev}\t${Package}\t${Version}\n"], 20, 4 * 1024 * 1024)
     if answer["rc"] != 0:
-        raise NotHereError(answer["reason"] or answer["stderr"].strip() or "dpkg-query ended with {0}".format(answer["rc"]))
+        raise NotHereError(_why(answer))
     return "".join(line + "\n" for line in answer["stdout"].splitlines() if _PACKAGES.search(line))
 
 
@@ -224,7 +223,7 @@ def services(root):
         ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", "peerlane-model@*"], 20, 65536
     )
     if listed["rc"] != 0:
-        raise NotHereError(listed["reason"] or listed["stderr"].strip() or "systemctl ended with {0}".format(listed["rc"]))
+        raise NotHereError(_why(listed))
     lines = []
     for row in listed["stdout"].splitlines():
         unit = row.split()[0] if row.split() else ""
@@ -305,6 +304,12 @@ def _read(root, path):
     if text["reason"]:
         raise NotHereError(text["reason"])
     return text["stdout"]
+
+
+def _why(answer):
+    """Say why a command gave nothing: its reason, its last complaint, or its status."""
+    complaint = answer["stderr"].strip().splitlines()[-1:] or [""]
+    return answer["reason"] or complaint[0] or "{0} ended with {1}".format(answer["command"], answer["rc"])
 
 
 def _link_name(place, name):

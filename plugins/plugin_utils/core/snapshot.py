@@ -310,7 +310,7 @@ class P2pMatrix:
 
 @dataclass(frozen=True)
 class HostPci:
-    """One ``hostpciN`` line of a Proxmox VM. ``paths`` as written, without ``host=``; ``mapping`` excludes ``paths``."""
+    """One ``hostpciN`` line of a Proxmox VM: ``paths`` as written, without ``host=``, or a ``mapping``."""
 
     index: int
     paths: tuple[str, ...] = ()

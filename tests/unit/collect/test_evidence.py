@@ -1,0 +1,181 @@
+"""The collector reads what a machine offers, bounds everything, and lists what it could not read with the reason."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evidence, evidence_probes
+from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import SOURCES
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core import evidence as evidence_room
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small /sys and /proc: one GPU below a root port, one IOMMU group, one Proxmox VM."""
+    port = tmp_path / "sys/devices/pci0000:00/0000:00:01.0"
+    gpu = port / "0000:41:00.0"
+    gpu.mkdir(parents=True)
+    devices = tmp_path / "sys/bus/pci/devices"
+    devices.mkdir(parents=True)
+    for place, vendor, device, kind in ((port, "0x1022", "0x1483", "0x060400"), (gpu, "0x10de", "0x2bb5", "0x030200")):
+        (place / "vendor").write_text(f"{vendor}\n")
+        (place / "device").write_text(f"{device}\n")
+        (place / "class").write_text(f"{kind}\n")
+        (devices / place.name).symlink_to(os.path.relpath(place, devices))
+    (gpu / "resource").write_text("0x1 0x2 0x3\n0x0 0x0 0x0\n")
+    (gpu / "config").write_bytes(bytes.fromhex("de10b52b") + bytes(60))
+    driver = tmp_path / "sys/bus/pci/drivers/vfio-pci"
+    driver.mkdir(parents=True)
+    (gpu / "driver").symlink_to(os.path.relpath(driver, gpu))
+    group = tmp_path / "sys/kernel/iommu_groups/14"
+    (group / "devices").mkdir(parents=True)
+    (group / "type").write_text("DMA-FQ\n")
+    (group / "devices/0000:41:00.0").write_text("")
+    (tmp_path / "sys/class/iommu/dmar0").mkdir(parents=True)
+    conf = tmp_path / "etc/pve/qemu-server"
+    conf.mkdir(parents=True)
+    (conf / "101.conf").write_text("cpu: host\n")
+    (conf / "102.conf").write_text("cpu: kvm64\n")
+    return tmp_path
+
+
+def by_source(entries: list[dict[str, object]]) -> dict[str, dict[str, object]]:
+    return {str(entry["source"]): entry for entry in entries}
+
+
+def test_a_function_tells_its_ids_driver_port_and_config_space(tree):
+    blocks = evidence_probes.pci(str(tree)).split("\n\n")
+
+    gpu = next(block for block in blocks if block.startswith("[0000:41:00.0]"))
+    assert "vendor: 0x10de" in gpu
+    assert "driver: vfio-pci" in gpu
+    assert "parent: 0000:00:01.0" in gpu
+    assert "resource: 0x1 0x2 0x3;0x0 0x0 0x0" in gpu
+    assert f"config: de10b52b{'00' * 60}" in gpu
+
+
+def test_a_function_without_a_driver_says_so_with_an_empty_value(tree):
+    port = next(block for block in evidence_probes.pci(str(tree)).split("\n\n") if block.startswith("[0000:00:01.0]"))
+
+    assert "driver: \n" in port + "\n"
+    assert "parent:" not in port
+
+
+def test_iommu_groups_and_units_are_listed_with_their_number(tree):
+    assert evidence_probes.iommu(str(tree)) == "unit dmar0\ngroup 14 type DMA-FQ devices 0000:41:00.0\ngroups 1\n"
+
+
+def test_each_vm_file_is_a_source_of_its_own(tree):
+    wanted = [source for source in SOURCES if source["source"] == "pve.conf"]
+
+    entries = by_source(evidence.collect(5, str(tree), wanted))
+
+    assert entries["pve.conf.101"]["stdout"] == "cpu: host\n"
+    assert entries["pve.conf.102"]["stdout"] == "cpu: kvm64\n"
+
+
+def test_every_source_is_listed_even_where_the_machine_cannot_have_it(tmp_path):
+    entries = evidence.collect(5, str(tmp_path), [one for one in SOURCES if one.get("where")])
+
+    assert {entry["source"] for entry in entries} == {one["source"] for one in SOURCES if one.get("where")}
+    assert all(entry["reason"] for entry in entries)
+
+
+def test_no_source_reads_a_whole_environment_or_a_key():
+    told = " ".join(str(source.get("path", "")) + " ".join(source.get("argv", ())) for source in SOURCES)
+
+    assert "environ" not in told
+    assert "ssh" not in told
+    assert "shadow" not in told
+
+
+def test_a_command_that_hangs_is_ended_with_all_its_children():
+    started = time.monotonic()
+
+    answer = bounded.run(["sh", "-c", "echo first; sleep 60 & sleep 60"], 1, 1000)
+
+    assert time.monotonic() - started < 10
+    assert answer["rc"] is None
+    assert answer["reason"] == "no answer within 1 s"
+    assert answer["stdout"] == "first\n"
+
+
+def test_a_missing_command_is_a_reason_and_not_an_error():
+    answer = bounded.run(["no-such-tool-here", "-x"], 1, 1000)
+
+    assert (answer["rc"], answer["reason"]) == (None, "no-such-tool-here: command not found")
+
+
+def test_long_output_is_cut_and_marked():
+    answer = bounded.run(["sh", "-c", "yes x | head -c 5000"], 5, 1000)
+
+    assert (len(answer["stdout"]), answer["truncated"]) == (1000, True)
+
+
+def test_tools_answer_in_the_c_locale(monkeypatch):
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+
+    assert bounded.run(["sh", "-c", "echo $LC_ALL"], 5, 100)["stdout"] == "C\n"
+
+
+def test_a_snapshot_survives_saving_and_loading(tmp_path):
+    first = evidence_room.from_module(
+        "gpu1",
+        {
+            "collected_at": "2026-01-02T03:04:05Z",
+            "privileged": True,
+            "evidence": [
+                {"source": "uname", "command": "uname -a", "rc": 0, "stdout": "Linux\r\n", "elapsed_ms": 3},
+                {"source": "pve.conf", "reason": "/etc/pve is not there"},
+            ],
+        },
+    )
+
+    evidence_room.save(first, tmp_path / "gpu1")
+
+    assert evidence_room.load(tmp_path / "gpu1") == first
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "has schema 'list'"),
+        ('{"schema": "peerlane.evidence/9"}', "peerlane.evidence/9"),
+        ('{"schema": "peerlane.evidence/1", "evidence": [{}]}', "without a source"),
+    ],
+)
+def test_a_broken_manifest_is_one_clear_line(tmp_path, text, complaint):
+    (tmp_path / "manifest.json").write_text(text)
+
+    with pytest.raises(InputError, match=complaint) as caught:
+        evidence_room.load(tmp_path)
+
+    assert "\n" not in caught.value.line()
+
+
+def test_a_manifest_cannot_name_a_file_outside_its_folder(tmp_path):
+    (tmp_path / "secret").write_text("do not read me")
+    inside = tmp_path / "snapshot"
+    inside.mkdir()
+    (inside / "manifest.json").write_text(
+        '{"schema": "peerlane.evidence/1", "host": "h", "evidence": [{"source": "uname", "file": "../secret"}]}'
+    )
+
+    entry = evidence_room.load(inside).get("uname")
+
+    assert entry is not None
+    assert entry.stdout == ""
+    assert "cannot be read" in entry.reason
+
+
+def test_a_file_that_is_gone_leaves_its_reason(tmp_path):
+    (tmp_path / "manifest.json").write_text(
+        '{"schema": "peerlane.evidence/1", "host": "h", "evidence": [{"source": "uname", "file": "uname.txt"}]}'
+    )
+
+    assert "uname.txt cannot be read" in evidence_room.load(tmp_path).why_missing("uname")
