@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run a command or read a file with limits on time and size, and say in words why nothing came."""
 
-from __future__ import absolute_import, annotations, division, print_function
-
-__metaclass__ = type
+from __future__ import annotations
 
 import os
 import shutil
@@ -12,12 +10,13 @@ import signal
 import subprocess
 import tempfile
 import time
+from typing import IO, Any
 
 # Where tools live that a service account's PATH often lacks.
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/nvidia/bin:/opt/bin"
 
 
-def run(argv, timeout_s, max_bytes):
+def run(argv: list[str], timeout_s: int, max_bytes: int) -> dict[str, Any]:
     """Run one command in the C locale, in its own process group, without a terminal and without input.
 
     Returns a dict with ``command, rc, stdout, stderr, elapsed_ms, truncated, reason``. ``rc`` is None and ``reason``
@@ -58,7 +57,7 @@ def run(argv, timeout_s, max_bytes):
     return result
 
 
-def read(path, max_bytes):
+def read(path: str, max_bytes: int) -> dict[str, Any]:
     """Read a text file; the same dict as ``run``, with ``path`` in place of ``command`` and ``rc`` None."""
     result = _empty(path=path)
     started = time.monotonic()
@@ -71,7 +70,7 @@ def read(path, max_bytes):
     return result
 
 
-def value(path):
+def value(path: str) -> str | None:
     """Return the stripped text of a small file such as a sysfs attribute, or None where it cannot be read."""
     try:
         with open(path, "rb") as stream:
@@ -80,7 +79,7 @@ def value(path):
         return None
 
 
-def _empty(command="", path=""):
+def _empty(command: str = "", path: str = "") -> dict[str, Any]:
     return {
         "command": command,
         "path": path,
@@ -93,14 +92,14 @@ def _empty(command="", path=""):
     }
 
 
-def _head(stream, max_bytes, rewind=True):
+def _head(stream: IO[bytes], max_bytes: int, rewind: bool = True) -> tuple[str, bool]:
     if rewind:
         stream.seek(0)
     data = stream.read(max_bytes + 1)
     return data[:max_bytes].decode("utf-8", "replace"), len(data) > max_bytes
 
 
-def _kill_group(process):
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

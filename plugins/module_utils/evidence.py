@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read all sources of evidence of this machine, side by side, each with its own limits."""
 
-from __future__ import absolute_import, annotations, division, print_function
-
-__metaclass__ = type
+from __future__ import annotations
 
 import glob
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evidence_probes
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import MAX_BYTES, SOURCES
@@ -18,7 +18,7 @@ from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources impo
 WORKERS = 16
 
 
-def collect(timeout_s, root="/", sources=SOURCES):
+def collect(timeout_s: int, root: str = "/", sources: Sequence[dict[str, Any]] = SOURCES) -> list[dict[str, Any]]:
     """Return one dict per source, in the order of ``sources``; see ``bounded.run`` for the keys.
 
     A source that this machine cannot have (``where``) is listed with the reason, never left out.
@@ -29,7 +29,7 @@ def collect(timeout_s, root="/", sources=SOURCES):
         return [entry for job in jobs for entry in job.result()]
 
 
-def _one(source, timeout_s, root, places):
+def _one(source: dict[str, Any], timeout_s: int, root: str, places: dict[str, bool]) -> list[dict[str, Any]]:
     name = source["source"]
     where = source.get("where", "any")
     if not places.get(where, True):
@@ -54,7 +54,7 @@ def _one(source, timeout_s, root, places):
     return [_joined(name, path, paths)]
 
 
-def _probe(name, probe, root):
+def _probe(name: str, probe: str, root: str) -> dict[str, Any]:
     started = time.monotonic()
     entry = _entry(name)
     try:
@@ -67,7 +67,7 @@ def _probe(name, probe, root):
     return entry
 
 
-def _joined(name, pattern, paths):
+def _joined(name: str, pattern: str, paths: list[str]) -> dict[str, Any]:
     entry = _entry(name, path=pattern)
     for path in paths:
         part = bounded.read(path, MAX_BYTES)
@@ -82,14 +82,14 @@ def _joined(name, pattern, paths):
     return entry
 
 
-def _has_nvidia(root):
+def _has_nvidia(root: str) -> bool:
     vendors = glob.glob(os.path.join(root, "sys/bus/pci/devices/*/vendor"))
     on_the_bus = any(bounded.value(path) == "0x10de" for path in vendors)
     # In a container the bus may be hidden while the driver of the host below is there.
     return on_the_bus or os.path.isdir(os.path.join(root, "proc/driver/nvidia"))
 
 
-def _entry(name, reason="", path=""):
+def _entry(name: str, reason: str = "", path: str = "") -> dict[str, Any]:
     return {
         "source": name,
         "command": "",

@@ -20,13 +20,12 @@ Each probe takes ``root`` (``/``, or a folder with a recorded tree) and returns 
 * ``qemu_processes``: ``# ==> vm VMID pid PID <==`` and the arguments of the running QEMU, one a line.
 """
 
-from __future__ import absolute_import, annotations, division, print_function
-
-__metaclass__ = type
+from __future__ import annotations
 
 import glob
 import os
 import re
+from typing import Any
 
 from ansible_collections.peerlane.gpu.plugins.module_utils import bounded
 
@@ -60,7 +59,7 @@ class NotHereError(Exception):
     """The machine has no such thing; the message says what is missing."""
 
 
-def first_cpu(root):
+def first_cpu(root: str) -> str:
     """Return the first processor of ``/proc/cpuinfo`` and how many there are."""
     text = _read(root, "proc/cpuinfo")
     blocks = [block for block in text.split("\n\n") if block.strip()]
@@ -68,7 +67,7 @@ def first_cpu(root):
     return "{0}\nprocessors\t: {1}\n".format(blocks[0].rstrip() if blocks else "", count)
 
 
-def dmi(root):
+def dmi(root: str) -> str:
     """Return what the firmware says the machine is."""
     folder = os.path.join(root, "sys/class/dmi/id")
     lines = []
@@ -81,7 +80,7 @@ def dmi(root):
     return "".join(lines)
 
 
-def pci(root):
+def pci(root: str) -> str:
     """Return every PCI function that sysfs knows."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     if not os.path.isdir(folder):
@@ -92,7 +91,7 @@ def pci(root):
     return "\n".join(blocks)
 
 
-def _function(place, bdf):
+def _function(place: str, bdf: str) -> str:
     lines = ["[{0}]".format(bdf)]
     found = {}
     for name in _PCI_ATTRIBUTES:
@@ -118,7 +117,7 @@ def _function(place, bdf):
     return "\n".join(lines) + "\n"
 
 
-def _config(path):
+def _config(path: str) -> str:
     try:
         with open(path, "rb") as stream:
             return stream.read(_CONFIG_BYTES).hex()
@@ -126,7 +125,7 @@ def _config(path):
         return ""
 
 
-def iommu(root):
+def iommu(root: str) -> str:
     """Return the IOMMU units and groups. No line at all means: read, and there is none."""
     lines = []
     units = os.path.join(root, "sys/class/iommu")
@@ -144,18 +143,18 @@ def iommu(root):
     return "".join(lines)
 
 
-def kernel_log(root):
+def kernel_log(root: str) -> str:
     """Return the kernel's messages of this boot."""
     first = bounded.run(["dmesg"], 20, 2 * 1024 * 1024)
     if first["rc"] == 0 and first["stdout"].strip():
-        return first["stdout"]
+        return str(first["stdout"])
     second = bounded.run(["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager"], 20, 2 * 1024 * 1024)
     if second["rc"] == 0 and second["stdout"].strip():
-        return second["stdout"]
+        return str(second["stdout"])
     raise NotHereError(_why(first))
 
 
-def boot(root):
+def boot(root: str) -> str:
     """Return how the machine was booted."""
     efi = os.path.isdir(os.path.join(root, "sys/firmware/efi"))
     lines = ["efi: {0}\n".format("yes" if efi else "no")]
@@ -169,7 +168,7 @@ def boot(root):
     return "".join(lines)
 
 
-def _efi_variable(path):
+def _efi_variable(path: str) -> bytes:
     try:
         with open(path, "rb") as stream:
             return stream.read(4096)[4:]
@@ -177,7 +176,7 @@ def _efi_variable(path):
         return b""
 
 
-def kernels(root):
+def kernels(root: str) -> str:
     """Return every installed kernel, and whether its modules, headers and image are there."""
     running = os.uname().release
     modules = os.path.join(root, "lib/modules")
@@ -200,7 +199,7 @@ def kernels(root):
     return "".join(lines)
 
 
-def nvidia_libraries(root):
+def nvidia_libraries(root: str) -> str:
     """Return the paths of the driver's user-space libraries."""
     found = set()
     for folder in ("usr/lib/*-linux-gnu", "usr/lib/*-linux-gnu/nvidia/*", "usr/lib64", "usr/lib", "lib/*-linux-gnu"):
@@ -209,7 +208,7 @@ def nvidia_libraries(root):
     return "".join(path + "\n" for path in sorted(found))
 
 
-def dpkg(root):
+def dpkg(root: str) -> str:
     """Return the packages that matter to drivers, kernels and CUDA."""
     answer = bounded.run(["dpkg-query", "-W", "-f=${db:Status-Abbrev}\t${Package}\t${Version}\n"], 20, 4 * 1024 * 1024)
     if answer["rc"] != 0:
@@ -217,7 +216,7 @@ def dpkg(root):
     return "".join(line + "\n" for line in answer["stdout"].splitlines() if _PACKAGES.search(line))
 
 
-def services(root):
+def services(root: str) -> str:
     """Return the state of the model services, and their NCCL variables alone."""
     listed = bounded.run(
         ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", "peerlane-model@*"], 20, 65536
@@ -241,7 +240,7 @@ def services(root):
     return "".join(lines)
 
 
-def _nccl_environment(path):
+def _nccl_environment(path: str) -> list[str]:
     try:
         with open(path, "rb") as stream:
             pairs = stream.read(1024 * 1024).split(b"\0")
@@ -251,7 +250,7 @@ def _nccl_environment(path):
     return ["Environment {0}\n".format(pair) for pair in wanted]
 
 
-def qm_pending(root):
+def qm_pending(root: str) -> str:
     """Return what ``qm pending`` says of each VM that has a file here."""
     lines = []
     for path in sorted(glob.glob(os.path.join(root, "etc/pve/qemu-server/*.conf"))):
@@ -263,7 +262,7 @@ def qm_pending(root):
     return "".join(lines)
 
 
-def qemu_processes(root):
+def qemu_processes(root: str) -> str:
     """Return the arguments of each running QEMU process that Proxmox started."""
     lines = []
     for path in sorted(glob.glob(os.path.join(root, "run/qemu-server/*.pid"))):
@@ -298,26 +297,26 @@ PROBES = {
 }
 
 
-def _read(root, path):
+def _read(root: str, path: str) -> str:
     place = os.path.join(root, path)
-    text = bounded.read(place, 4 * 1024 * 1024)
-    if text["reason"]:
-        raise NotHereError(text["reason"])
-    return text["stdout"]
+    answer = bounded.read(place, 4 * 1024 * 1024)
+    if answer["reason"]:
+        raise NotHereError(answer["reason"])
+    return str(answer["stdout"])
 
 
-def _why(answer):
+def _why(answer: dict[str, Any]) -> str:
     """Say why a command gave nothing: its reason, its last complaint, or its status."""
     complaint = answer["stderr"].strip().splitlines()[-1:] or [""]
     return answer["reason"] or complaint[0] or "{0} ended with {1}".format(answer["command"], answer["rc"])
 
 
-def _link_name(place, name):
+def _link_name(place: str, name: str) -> str | None:
     try:
         return os.path.basename(os.readlink(os.path.join(place, name)))
     except OSError:
         return None
 
 
-def _yes(value):
+def _yes(value: bool) -> str:
     return "yes" if value else "no"

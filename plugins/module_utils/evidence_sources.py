@@ -14,9 +14,9 @@ Nothing here judges. ``kind``:
 Whole environments, keys and tokens are never read.
 """
 
-from __future__ import absolute_import, annotations, division, print_function
+from __future__ import annotations
 
-__metaclass__ = type
+from typing import Any
 
 # nvidia-smi waits for a GPU that fell off the bus; 20 s is the limit that the passthrough catalogue (section 2) gives.
 TIMEOUT_S = 20
@@ -24,7 +24,7 @@ TIMEOUT_S = 20
 # Per source. A kernel log that repeats one line for days must not fill the controller's memory.
 MAX_BYTES = 2 * 1024 * 1024
 
-SOURCES = (
+SOURCES: tuple[dict[str, Any], ...] = (
     # --- identity
     {"source": "detect_virt.vm", "kind": "command", "argv": ["systemd-detect-virt", "--vm"]},
     {"source": "detect_virt.container", "kind": "command", "argv": ["systemd-detect-virt", "--container"]},

@@ -3,9 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Ansible module: read everything that an audit needs, in one round trip."""
 
-from __future__ import absolute_import, annotations, division, print_function
-
-__metaclass__ = type
+from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
@@ -100,7 +98,7 @@ from ansible_collections.peerlane.gpu.plugins.module_utils.evidence import colle
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import TIMEOUT_S
 
 
-def main():
+def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={"timeout_s": {"type": "int", "default": 20}, "save_to": {"type": "path"}},
