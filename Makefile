@@ -5,7 +5,10 @@ export PEERLANE_VENV := $(VENV)
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint unit lab-test deep docs bench clean setup
+.PHONY: help demo test lint unit lab lab-test deep docs bench clean setup
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 demo: ## a lab host, provisioned; an answer from its model; an audit of an 8-GPU guest
 	@sh lab/prepare.sh lab
@@ -28,6 +31,9 @@ unit: setup ## parsers, verdicts, plans, the command line, docs against code; on
 	$(RUN)/python -m pytest tests/unit tests/cli
 	sh tests/cores.sh
 
+lab: setup ## a lab host to play with: peerlane lab ssh try
+	$(RUN)/peerlane lab up try
+
 lab-test: setup ## every role on lab hosts, and the faults
 	sh tests/lab.sh
 
@@ -37,8 +43,8 @@ deep: setup ## the real DKMS builds and the long scenarios; about half an hour
 docs: setup ## regenerate what is generated from the code
 	$(RUN)/python docs/generate.py
 
-bench: setup
-	@for one in benchmarks/*/run; do echo "== $$one"; $(RUN)/python "$$one" || exit 1; done
+bench: setup ## the ratios that the docs claim
+	@for one in benchmarks/*/run.py; do echo "== $$one"; $(RUN)/python "$$one" || exit 1; done
 
 clean:
 	rm -rf $(VENV) .ansible .mypy_cache .pytest_cache .ruff_cache
