@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verb = verbs.add_parser("down", help="remove hosts and all they hold; the base images stay")
     verb.add_argument("names", nargs="*", metavar="NAME")
     verb.add_argument("--all", action="store_true", help="every host of this lab")
+    verb.add_argument("--if-exists", action="store_true", help="a host that is not there is no error")
     verb.add_argument("--purge", action="store_true", help="with --all: also the base images and the lab's folder")
 
     verbs.add_parser("status", help="name, release, address, state and starting time of each host")
@@ -80,7 +81,9 @@ def _down(args: argparse.Namespace, paths: Paths, progress: Progress) -> int:
     if bool(args.names) == args.all or (args.purge and not args.all):
         print("peerlane lab: say `down NAME...`, `down --all` or `down --all --purge`", file=sys.stderr)
         return EXIT_USAGE
-    code = _report(operations.down(paths, args.names or sorted(operations.existing_names(paths)), progress))
+    existing = operations.existing_names(paths)
+    names = sorted(existing) if args.all else [name for name in args.names if name in existing or not args.if_exists]
+    code = _report(operations.down(paths, names, progress))
     if args.purge and code == EXIT_OK:
         operations.purge(paths, progress)
     return code

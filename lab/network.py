@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -176,7 +175,7 @@ def _make_bridge(paths: Paths, preferred: int | None) -> int:
         for route in routes
         if route.get("dst", "default")[0].isdigit() and not route["dst"].startswith("0.")
     ]
-    free = free_networks(taken, os.listdir("/sys/class/net"))
+    free = free_networks(taken, (path.name for path in Path("/sys/class/net").iterdir()))
     if preferred in free:
         free.insert(0, preferred)
     if not free:

@@ -85,7 +85,8 @@ class State:
 
     def with_host(self, host: Host) -> State:
         """Return this state with `host` added or replaced."""
-        return replace(self, hosts={**self.hosts, host.name: host}, last_octet=max(self.last_octet, host.octet))
+        last = self.last_octet if host.name in self.hosts else host.octet
+        return replace(self, hosts={**self.hosts, host.name: host}, last_octet=last)
 
     def without_host(self, name: str) -> State:
         """Return this state without the host of that name."""
