@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .system import LabError
@@ -63,6 +64,14 @@ def leader(lab_id: str, name: str) -> int | None:
         if len(ids) == 2 and ids[1] == "1":
             return pid
     return None
+
+
+def started_at(pid: int) -> str:
+    """Return when a process started, ISO 8601 in UTC, to the second."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])  # field 22 of proc(5)
+    boot = next(line.split()[1] for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    moment = datetime.fromtimestamp(int(boot) + ticks / os.sysconf("SC_CLK_TCK"), UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def kill(lab_id: str, name: str, timeout_s: float = 15) -> None:

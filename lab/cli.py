@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import operations
+from . import faults, operations
 from .image import DEFAULT_DISTRO, DISTROS
 from .state import KINDS, USERS, Paths
 from .system import LabError, Progress, install_requirements
@@ -52,6 +53,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verb.add_argument("name", metavar="NAME")
     verb.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
 
+    kinds = "\n".join(f"  {kind:<9} {text}" for kind, text in faults.KINDS.items())
+    verb = verbs.add_parser(
+        "fault",
+        help="give a host a fault, or take it away",
+        description=f"Faults:\n{kinds}\nFor `power` the words mean what they say: off is without power.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument("name", metavar="NAME")
+    verb.add_argument("fault", choices=list(faults.KINDS), metavar="KIND", help=", ".join(faults.KINDS))
+    verb.add_argument("switch", choices=("on", "off"))
+    verb.add_argument("--for", type=float, dest="for_s", metavar="SECONDS", help="wait that long, then switch back")
+    plain = faults.Options()
+    verb.add_argument("--path", default=plain.path, help=f"disk: directory in the host (default {plain.path})")
+    verb.add_argument("--free-mib", type=int, default=plain.free_mib, help=f"disk: default {plain.free_mib}")
+    verb.add_argument("--delay-ms", type=int, default=plain.delay_ms, help=f"slow: default {plain.delay_ms}")
+    verb.add_argument("--rate-kbit", type=int, default=plain.rate_kbit, help=f"slow: default {plain.rate_kbit}")
+
 
 def run(args: argparse.Namespace) -> int:
     """Do what was asked; returns 0, 2 (bad usage) or 3 (a host failed)."""
@@ -72,8 +90,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.lab_verb == "down":
         return _down(args, paths, progress)
     if args.lab_verb == "status":
-        print(status_table(operations.status(paths)))
+        print(status_table(operations.status(paths, faults.active)))
         return EXIT_OK
+    if args.lab_verb == "fault":
+        return _fault(args, paths, progress)
     operations.ssh(paths, args.name, args.words, args.user)
 
 
@@ -87,6 +107,18 @@ def _down(args: argparse.Namespace, paths: Paths, progress: Progress) -> int:
     if args.purge and code == EXIT_OK:
         operations.purge(paths, progress)
     return code
+
+
+def _fault(args: argparse.Namespace, paths: Paths, progress: Progress) -> int:
+    options = faults.Options(args.path, args.free_mib, args.delay_ms, args.rate_kbit)
+    on = args.switch == "on"
+    faults.switch(paths, args.name, args.fault, on, options, progress)
+    if args.for_s is not None:
+        try:
+            time.sleep(max(args.for_s, 0))
+        finally:
+            faults.switch(paths, args.name, args.fault, not on, options, progress)
+    return EXIT_OK
 
 
 def status_table(rows: Sequence[operations.Row]) -> str:

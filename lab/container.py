@@ -6,11 +6,10 @@ import shutil
 import socket
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from . import cgroups, image, network
-from .state import Host, Paths, now, write_atomically
+from .state import Host, Paths, write_atomically
 from .system import LabError, Progress, command, require_space
 
 READY_TIMEOUT_S = 60
@@ -54,8 +53,8 @@ def make(paths: Paths, host: Host, progress: Progress) -> None:
     (folder / "complete").touch()
 
 
-def start(paths: Paths, host: Host, network_number: int, progress: Progress) -> Host:
-    """Start a stopped host, wait until it can be used, and return it with its new starting time."""
+def start(paths: Paths, host: Host, network_number: int, progress: Progress) -> None:
+    """Start a stopped host and wait until it can be used."""
     folder = paths.host(host.name)
     root = folder / "root"
     release(paths, host.name)
@@ -108,7 +107,6 @@ def start(paths: Paths, host: Host, network_number: int, progress: Progress) -> 
     progress(
         f"{host.name}: {image.DISTROS[host.distro]} at {address}, ready {time.monotonic() - began:.1f} s after start"
     )
-    return replace(host, started_at=now())
 
 
 def wait_ready(paths: Paths, host: Host, address: str, timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -135,14 +133,17 @@ def release(paths: Paths, name: str) -> None:
 
 
 def release_machine(network_number: int, host: Host) -> None:
-    """Free what the machine keeps under the host's address: the cable, nspawn's run-time folders, open connections."""
+    """Free what the machine keeps for the host's address: cable, nspawn's run-time folders, SSH cut, connections."""
     machine = network.machine(network_number, host.octet)
     _delete_link(network.veth(network_number, host.octet))
     for folder in Path("/run/systemd/nspawn").glob(f"*/{machine}"):
         _unmount(folder)
         if folder.is_dir():
             shutil.rmtree(folder)
-    command(["ss", "-K", "dst", network.address(network_number, host.octet)], check=False, timeout_s=10)
+    address = network.address(network_number, host.octet)
+    for rule in network.cut_rules(address):
+        network.delete_rule(rule)
+    network.break_connections(address)
 
 
 def discard(paths: Paths, name: str) -> None:
@@ -158,7 +159,7 @@ def inside(paths: Paths, name: str, argv: list[str], *, check: bool = True, time
     pid = cgroups.leader(paths.lab_id, name)
     if pid is None:
         raise LabError(f"{name} is not running")
-    enter = ["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", f"--wd=/proc/{pid}/root"]
+    enter = ["nsenter", f"--target={pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
     return command([*enter, "--", *argv], check=check, timeout_s=timeout_s).stdout
 
 

@@ -118,6 +118,19 @@ def remove(paths: Paths) -> None:
             RUN.rmdir()
 
 
+def cut_rules(host_address: str) -> list[list[str]]:
+    """Return the rules that drop SSH between this machine and a host, both ways (words as in `rules`)."""
+    return [
+        ["filter", "OUTPUT", "-d", host_address, "-p", "tcp", "--dport", "22", "-j", "DROP"],
+        ["filter", "INPUT", "-s", host_address, "-p", "tcp", "--sport", "22", "-j", "DROP"],
+    ]
+
+
+def break_connections(host_address: str) -> None:
+    """End this machine's open connections to a host; where the kernel cannot, they stall until their own timeouts."""
+    command(["ss", "-K", "dst", host_address], check=False, timeout_s=10)
+
+
 def add_rule(rule: Sequence[str]) -> None:
     """Put an iptables rule (table, chain, words...) first in its chain, once."""
     if not has_rule(rule):

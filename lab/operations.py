@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from . import cgroups, container, image, inventory, network
-from .state import Host, Paths, State, check_name, host_lock, lab_lock, load, now, save
+from .state import Host, Paths, State, check_name, host_lock, lab_lock, load, save
 from .system import LabError, Progress, command, require_machine, require_root
 
 DEFAULT_NAMES = ("lab1",)
@@ -19,14 +19,14 @@ AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Row:
-    """One line of `status`. `state` is running, no-ssh, off or incomplete; `since` is ISO 8601 in UTC."""
+    """One line of `status`. `state`: running, no-ssh, off, incomplete. `since`: when it started, ISO 8601 in UTC."""
 
     name: str
     distro: str
     kind: str
     address: str
     state: str
-    since: str
+    since: str = "-"
     faults: tuple[str, ...] = ()
 
 
@@ -75,19 +75,20 @@ def existing_names(paths: Paths) -> set[str]:
     return set(_load_or_empty(paths).hosts) | on_disk | cgroups.names(paths.lab_id)
 
 
-def status(paths: Paths) -> list[Row]:
-    """Return one row for each host, from what really runs."""
+def status(paths: Paths, faults_of: Callable[[Paths, State, str], tuple[str, ...]]) -> list[Row]:
+    """Return one row for each host, from what really runs; `faults_of` names the faults of a running host."""
     state = load(paths)
     rows = []
     for name, host in sorted(state.hosts.items()):
-        address = host_address(state, host)
+        row = Row(name, host.distro, host.kind, host_address(state, host), "off")
+        pid = cgroups.leader(paths.lab_id, name)
         if not (paths.host(name) / "complete").exists():
-            rows.append(Row(name, host.distro, host.kind, address, "incomplete", host.created_at))
-        elif not container.is_running(paths, name):
-            rows.append(Row(name, host.distro, host.kind, address, "off", host.started_at))
-        else:
-            word = "running" if container.answers_ssh(address, timeout_s=1) else "no-ssh"
-            rows.append(Row(name, host.distro, host.kind, address, word, host.started_at))
+            row = replace(row, state="incomplete")
+        elif pid is not None:
+            word = "running" if container.answers_ssh(row.address, timeout_s=1) else "no-ssh"
+            since = cgroups.started_at(pid)
+            row = replace(row, state=word, since=since, faults=faults_of(paths, state, name))
+        rows.append(row)
     return rows
 
 
@@ -124,9 +125,7 @@ def power_on(paths: Paths, name: str, progress: Progress) -> None:
         state = replace(state, network=number)
         save(paths, state)
         inventory.write(paths, state)
-    host = container.start(paths, host, number, progress)
-    with lab_lock(paths):
-        save(paths, load(paths).with_host(host))
+    container.start(paths, host, number, progress)
 
 
 def power_off(paths: Paths, name: str) -> None:
@@ -150,7 +149,6 @@ def _up_one(
                 kind or "container",
                 user or "root",
                 network.free_octet(state),
-                now(),
             )
             for asked, is_, word in ((distro, host.distro, "release"), (kind, host.kind, "kind")):
                 if asked not in (None, is_):
@@ -169,9 +167,7 @@ def _up_one(
         container.make(paths, host, progress)
         with lab_lock(paths):
             inventory.write(paths, load(paths))
-        host = container.start(paths, host, number, progress)
-        with lab_lock(paths):
-            save(paths, load(paths).with_host(host))
+        container.start(paths, host, number, progress)
 
 
 def _is_up(paths: Paths, host: Host, number: int, progress: Progress) -> bool:

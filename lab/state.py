@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from .system import LabError
@@ -64,15 +63,13 @@ class Paths:
 
 @dataclass(frozen=True)
 class Host:
-    """One lab host. `octet` is the last part of its address; times are ISO 8601 in UTC."""
+    """One lab host. `octet` is the last part of its address."""
 
     name: str
     distro: str
     kind: str
     user: str
     octet: int
-    created_at: str
-    started_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,11 +88,6 @@ class State:
     def without_host(self, name: str) -> State:
         """Return this state without the host of that name."""
         return replace(self, hosts={key: host for key, host in self.hosts.items() if key != name})
-
-
-def now() -> str:
-    """Return the time of day as it is written into the state."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def check_name(name: str) -> None:
