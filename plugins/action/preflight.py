@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class ActionModule(ActionBase):
             return {**result, "failed": True, "msg": error.line()}
         complaints = self._unknown(given, options) + self._mistyped(given)
         if complaints:
-            return {**result, "failed": True, "msg": "\n".join(complaints), "preflight_problems": complaints}
+            return {**result, "failed": True, "msg": "\n".join(complaints), "problems": complaints}
 
         wanted = self._wanted(given, options, str(arguments["purpose"]))
         answers, checks, offset_s = self._ask(wanted)
@@ -63,7 +64,7 @@ class ActionModule(ActionBase):
             answers, checks, offset_s = self._ask(wanted)
         problems = [one.line() for one in preflight.stops(checks)]
         result["ansible_facts"] = {"preflight": preflight.facts(answers, checks, offset_s)}
-        result["preflight_problems"] = problems
+        result["problems"] = problems
         if problems:
             result.update(failed=True, msg="\n".join(problems))
         else:
@@ -110,7 +111,8 @@ class ActionModule(ActionBase):
             return options[name].default if name in options else None
 
         interpreter = str(value("ansible_python_interpreter") or "")
-        login = str(self._get_remote_user() or "")
+        login_of: Callable[[], Any] = self._get_remote_user
+        login = str(login_of() or "")
         known = preflight.Wanted(interpreter=interpreter if interpreter.startswith("/") else "", login=login)
         if purpose == "audit":
             return replace(known, audit_only=True)
@@ -152,7 +154,8 @@ class ActionModule(ActionBase):
         return answers, checks, offset_s
 
     def _shell(self, command: str, as_root: bool = True) -> dict[str, Any]:
-        return dict(self._low_level_execute_command(command, executable="/bin/sh", sudoable=as_root))
+        execute: Callable[..., dict[str, Any]] = self._low_level_execute_command
+        return execute(command, executable="/bin/sh", sudoable=as_root)
 
 
 def _port(value: Any) -> int | None:

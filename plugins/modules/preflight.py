@@ -55,7 +55,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-preflight_problems:
+problems:
   description: One line for each problem that stops a change. Empty where the host is fit.
   returned: always
   type: list

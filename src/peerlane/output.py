@@ -1,0 +1,45 @@
+"""Where results and complaints go: results to stdout or a file, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import IO
+
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
+
+EXIT_OK, EXIT_BLOCKING, EXIT_USAGE, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+def write_result(text: str, place: Path | None = None) -> None:
+    """Write a result to a file or to stdout. A reader that has gone (``| head``) is no error."""
+    if place is not None:
+        try:
+            place.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror}", str(place), "choose another -o FILE") from None
+        return
+    _write(sys.stdout, text)
+
+
+def say(text: str) -> None:
+    """Write a line of progress or complaint to stderr."""
+    _write(sys.stderr, text + "\n")
+
+
+def _write(stream: IO[str], text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, and must not complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def state_folder() -> Path:
+    """Return the folder that runs are kept in: ``$XDG_STATE_HOME/peerlane``."""
+    base = os.environ.get("XDG_STATE_HOME") or ""
+    # The XDG base directory specification says that a relative path there counts as not set.
+    home = Path(base) if base.startswith("/") else Path("~/.local/state").expanduser()
+    return home / "peerlane"
