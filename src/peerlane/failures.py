@@ -16,7 +16,7 @@ _SSH_TROUBLES: tuple[tuple[str, str, str], ...] = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key for .* has changed",
         "its SSH host key has changed",
-        "if the host was installed anew: ssh-keygen -R {address}{known_hosts}; if not, find out why before you connect",
+        "if the host was installed anew: ssh-keygen -R {name}{known_hosts}; if not, find out why before you connect",
     ),
     (
         r"Host key verification failed",
@@ -32,7 +32,7 @@ _SSH_TROUBLES: tuple[tuple[str, str, str], ...] = (
     (
         r"No route to host|Network is unreachable",
         "there is no route to it",
-        "is it up, and is ansible_host right? Try: ping {address}",
+        "is it up, and is ansible_host right? Try: ssh {address}",
     ),
     (
         r"timed out|Timeout|timeout",
@@ -45,11 +45,15 @@ _SSH_TROUBLES: tuple[tuple[str, str, str], ...] = (
         "chmod 600 the key file",
     ),
     (
+        r"no such identity|Identity file .* not accessible",
+        "the private key file is missing",
+        "correct ansible_ssh_private_key_file",
+    ),
+    (
         r"Permission denied|Too many authentication failures|Authentication failed|Invalid/incorrect password",
         "it refused the login{tried}",
-        "check ansible_user and the key: ssh-copy-id {address}",
+        "check ansible_user and its key. Try: ssh {address}",
     ),
-    (r"no such identity|Identity file .* not accessible", "the private key file is missing", "correct the key's path"),
     (
         r"no matching (host key|key exchange|cipher)",
         "it and this machine share no SSH algorithm",
@@ -69,10 +73,16 @@ _SSH_TROUBLES: tuple[tuple[str, str, str], ...] = (
 
 
 def unreachable_line(message: str, address: str) -> str:
-    """Return what and what to do for a host that could not be reached. ``address``: what to give to ssh."""
+    """Return what and what to do for a host that could not be reached. ``address``: the words to give to ssh."""
     for pattern, what, todo in _SSH_TROUBLES:
         if re.search(pattern, message):
-            places = {"address": address, "known_hosts": _known_hosts(message), "tried": _tried(message)}
+            name = address.split()[-1].rpartition("@")[2]
+            places = {
+                "address": address,
+                "name": name if " -p " not in f" {address}" else f"'[{name}]:{address.split()[1]}'",
+                "known_hosts": _known_hosts(message),
+                "tried": _tried(message),
+            }
             return f"{what.format(**places)}; {todo.format(**places)}"
     return f"it cannot be reached: {one_line(message)}; try: ssh {address}"
 

@@ -29,13 +29,18 @@ _SUFFIXES = (".yml", ".yaml", ".json")
 
 @dataclass(frozen=True)
 class Target:
-    """Which hosts, with which variables. ``hosts`` are those that the limit leaves, ``hypervisors`` a part of them."""
+    """Which hosts, with which variables.
+
+    ``hosts`` are those that the limit leaves, ``hypervisors`` a part of them. ``addresses``: the words that reach each
+    host with ssh (``-p 2222 admin@192.0.2.20``).
+    """
 
     inventory: tuple[str, ...]
     limit: str = ""
     hosts: tuple[str, ...] = ()
     hypervisors: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
 
 def add_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -78,7 +83,15 @@ def target(arguments: argparse.Namespace) -> Target:
     if complaints:
         raise InputError("\n".join(complaints))
     hypervisors = tuple(sorted(set(_members(listing, HYPERVISORS)) & set(_hosts(listing))))
-    return Target(sources, arguments.limit, _hosts(listing), hypervisors, extra)
+    addresses = {name: _address(name, listing, extra) for name in _hosts(listing)}
+    return Target(sources, arguments.limit, _hosts(listing), hypervisors, extra, addresses)
+
+
+def _address(name: str, listing: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
+    given = {**(((listing.get("_meta") or {}).get("hostvars") or {}).get(name) or {}), **extra}
+    user, port = given.get("ansible_user"), given.get("ansible_port")
+    place = f"{user}@" if isinstance(user, str) else ""
+    return f"{f'-p {port} ' if port else ''}{place}{given.get('ansible_host') or name}"
 
 
 def environment() -> dict[str, str]:

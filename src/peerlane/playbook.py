@@ -116,7 +116,7 @@ def run(
         output.say(shlex.join(["ansible-playbook", playbook, *words]))
     folder = folder or run_folder(verb)
     with progress(target.hosts, verbose) as shown, _password_file(become_password) as password_env:
-        watch = _Watch(shown, live_results)
+        watch = _Watch(shown, live_results, target.addresses)
         runner = ansible_runner.interface.init_runner(
             private_data_dir=str(folder),
             project_dir=str(Path.cwd()),
@@ -146,8 +146,9 @@ def run(
 class _Watch:
     """Follow the runner's events. They arrive in the runner's thread, one after the other."""
 
-    def __init__(self, shown: Progress, live_results: frozenset[str]) -> None:
+    def __init__(self, shown: Progress, live_results: frozenset[str], addresses: Mapping[str, str]) -> None:
         self.shown = shown
+        self.addresses = addresses
         self.live_results = live_results
         self.pid: int | None = None
         self.interrupted = False
@@ -212,15 +213,15 @@ class _Watch:
             self.shown.end_task(name, "failed")
         elif kind == "unreachable":
             host.phase = phase
-            host.lines = (self._unreachable(result, data, name),)
+            host.lines = (self._unreachable(result, name),)
             self.shown.end_task(name, "unreachable")
 
-    def _unreachable(self, result: Mapping[str, Any], data: Mapping[str, Any], name: str) -> str:
+    def _unreachable(self, result: Mapping[str, Any], name: str) -> str:
         message = str(result.get("msg") or "")
         sudo = preflight.become_problem(message, "")
         if sudo is not None:
             return sudo.line()
-        return failures.unreachable_line(message, str(data.get("remote_addr") or name))
+        return failures.unreachable_line(message, self.addresses.get(name, name))
 
     def _said(self, text: str) -> None:
         for line in text.splitlines():
