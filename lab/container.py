@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from . import cgroups, image, network
+from . import cgroups, image, network, proxmox
 from .state import Host, Paths, write_atomically
 from .system import LabError, Progress, command, require_space
 
@@ -217,6 +217,8 @@ def _personalise(paths: Paths, host: Host) -> None:
         (ssh / "authorized_keys").write_text(public, encoding="utf-8")
         for path in (ssh, ssh / "authorized_keys"):
             shutil.chown(path, owner.st_uid, owner.st_gid)
+    if host.kind == "proxmox":
+        proxmox.furnish(root, host.name)
 
 
 def _last_console_line(paths: Paths, name: str) -> str:
