@@ -65,6 +65,7 @@ class Rule:
     sources: tuple[str, ...] = ()
     rung: int | None = None
     gain: Gain | None = None
+    without_role: bool = False
 
 
 RULES: dict[str, Rule] = {}
@@ -86,6 +87,7 @@ def rule(
     sources: tuple[str, ...] = (),
     rung: int | None = None,
     gain: Gain | None = None,
+    without_role: bool = False,
 ) -> Callable[[Judge], Judge]:
     """Put a judge on the list under its catalogue id."""
 
@@ -108,6 +110,7 @@ def rule(
             sources=sources,
             rung=rung,
             gain=gain,
+            without_role=without_role,
         )
         return judge
 

@@ -1,0 +1,162 @@
+"""Judge a fleet: every rule on every host, by role, with the cause before what it causes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..core.finding import SEVERITIES, Finding, Severity
+from ..core.snapshot import Snapshot
+
+# Importing a family puts its rules on the list.
+from . import driver, hygiene, hypervisor, identity, p2p, vm_config  # noqa: F401
+from .common import SECURITY_NOTES, Home, home_of, listed
+from .registry import RULES, Fleet, Rule, as_finding, verdict
+
+# What a finding about a VM on the hypervisor causes in the guest that runs in it.
+_CAUSES_IN_GUEST: Mapping[str, tuple[str, ...]] = {
+    "B1": ("A2", "D1", "D4", "D5"),
+    "B2": ("A2", "D1", "D4", "D5"),
+    "B3": ("A2",),
+    "B5": ("A5", "B11"),
+    "B6": ("A6",),
+    "B7": ("A6",),
+    "B8": ("D1", "D5"),
+    "B11": ("A5", "B11", "F1"),
+    "B12": ("A2", "D1", "D2", "D5"),
+    "D3": ("D1", "D2", "D5"),
+}
+
+_ROLE_WORDS = {"bare_metal": "bare metal", "hypervisor": "a hypervisor", "guest": "a guest"}
+_MILD = ("unknown", "info", "pass", "not_applicable")
+
+
+def rule_order(rule_id: str) -> tuple[str, int]:
+    """Return what sorts rule ids as people do: B2 before B11."""
+    found = re.fullmatch(r"([A-Z]+)(\d+)", rule_id)
+    return (found[1], int(found[2])) if found else (rule_id, 0)
+
+
+for _id in sorted(RULES, key=rule_order):
+    RULES[_id] = RULES.pop(_id)
+
+
+def judge(fleet: Fleet) -> dict[str, tuple[Finding, ...]]:
+    """Return the findings of each host: causes first, then by severity and rule.
+
+    A guest's findings are tied to its hypervisor's where the fleet holds both (``common.home_of``). A rule that raises
+    is a bug and is not hidden.
+    """
+    found = {
+        host: [one for rule in RULES.values() for one in _apply(rule, snapshot, fleet)]
+        for host, snapshot in fleet.items()
+    }
+    for host, snapshot in fleet.items():
+        if snapshot.role.value == "guest":
+            _tie_to_home(host, snapshot, fleet, found)
+    bad = {(host, one.rule) for host, findings in found.items() for one in findings if one.bad}
+    return {host: order([_pruned(one, bad) for one in findings]) for host, findings in found.items()}
+
+
+def _apply(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> Iterator[Finding]:
+    role = snapshot.role
+    if role.value is None and not rule.without_role:
+        reason = f"role not known: {role.reason or 'systemd-detect-virt was not run'}"
+        yield as_finding(rule, snapshot.host, verdict("unknown", f"Not judged: {rule.title}", reason=reason))
+    elif role.value is not None and role.value not in rule.roles:
+        reason = (
+            f"this is {_ROLE_WORDS[role.value]}; the rule is for {listed([_ROLE_WORDS[one] for one in rule.roles])}"
+        )
+        yield as_finding(
+            rule, snapshot.host, verdict("not_applicable", f"Not for this machine: {rule.title}", reason=reason)
+        )
+    else:
+        for one in rule.judge(snapshot, fleet):
+            yield as_finding(rule, snapshot.host, one)
+
+
+def _tie_to_home(guest: str, snapshot: Snapshot, fleet: Fleet, found: dict[str, list[Finding]]) -> None:
+    home = home_of(snapshot, fleet)
+    if not isinstance(home, Home) or home.host not in found:
+        return
+    subject = f"vm {home.config.vmid}"
+    found[home.host] = [
+        replace(one, explains=(*one.explains, *(f"{guest}/{rule}" for rule in _CAUSES_IN_GUEST.get(one.rule, ()))))
+        if one.bad and one.subject == subject
+        else one
+        for one in found[home.host]
+    ]
+
+
+def _pruned(finding: Finding, bad: set[tuple[str, str]]) -> Finding:
+    """Drop what a finding does not explain after all: nothing if it is not bad itself, and only bad ones."""
+    if not finding.explains:
+        return finding
+    kept = []
+    for name in dict.fromkeys(finding.explains) if finding.bad else ():
+        host, _, rule = name.rpartition("/")
+        if (host or finding.host, rule) in bad and (host or finding.host, rule) != (finding.host, finding.rule):
+            kept.append(name)
+    return replace(finding, explains=tuple(kept))
+
+
+def order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Order one host's findings: bad ones first, each cause before what it explains, then severity, then rule id.
+
+    A mild cause of a severe finding takes the severe one's place. The others follow by state and rule id.
+    """
+    bad = [one for one in findings if one.bad]
+    mild = [one for one in findings if not one.bad]
+    causes: dict[str, set[str]] = {}
+    for one in bad:
+        for name in one.explains:
+            if "/" not in name:
+                causes.setdefault(name, set()).add(one.rule)
+    weight = _weights(bad)
+    todo = sorted(
+        bad, key=lambda one: (weight[one.rule], SEVERITIES.index(one.severity), rule_order(one.rule), one.subject)
+    )
+    ordered: list[Finding] = []
+    while todo:
+        waiting = {one.rule for one in todo}
+        # A circle of explanations has no first: the worst one then leads.
+        ready = next((one for one in todo if not (causes.get(one.rule, set()) - {one.rule}) & waiting), todo[0])
+        todo.remove(ready)
+        ordered.append(ready)
+    mild.sort(key=lambda one: (_MILD.index(one.state), rule_order(one.rule), one.subject))
+    return (*ordered, *mild)
+
+
+def _weights(bad: Sequence[Finding]) -> dict[str, int]:
+    """Return the severity that each rule's findings count with: their own, or that of the worst they explain."""
+    weight: dict[str, int] = {}
+    for one in bad:
+        weight[one.rule] = min(weight.get(one.rule, len(SEVERITIES)), SEVERITIES.index(one.severity))
+    for _ in range(len(weight)):
+        for one in bad:
+            for name in one.explains:
+                weight[one.rule] = min(weight[one.rule], weight.get(name, len(SEVERITIES)))
+    return weight
+
+
+def blocking(findings: Iterable[Finding], fail_on: Severity = "high") -> list[str]:
+    """Return the ids of the rules whose findings should stop a deployment, in the order of the findings.
+
+    Failures of this severity or a worse one count; from ``medium`` down warnings count too.
+    """
+    worst = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    states = ("fail",) if fail_on in ("critical", "high") else ("fail", "warn")
+    return list(dict.fromkeys(one.rule for one in findings if one.state in states and one.severity in worst))
+
+
+def describe(rule_id: str) -> dict[str, Any] | None:
+    """Return what a rule says about itself (its id or name, any case), as plain data, or None where there is none."""
+    wanted = rule_id.strip().lower()
+    rule = next((one for one in RULES.values() if wanted in (one.id.lower(), one.name)), None)
+    if rule is None:
+        return None
+    shape = {name: getattr(rule, name) for name in Rule.__dataclass_fields__ if name not in ("judge", "gain")}
+    shape = {name: list(value) if isinstance(value, tuple) else value for name, value in shape.items()}
+    return {**shape, "gain": asdict(rule.gain) if rule.gain else None, "security_notes": list(SECURITY_NOTES.values())}

@@ -1,0 +1,99 @@
+"""The numbers and facts that rules compare with, each with its origin (``thresholds.yml``, ``gpus.yml``)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+_HERE = Path(__file__).resolve().parent
+
+OpenModules = Literal["required", "optional", "unsupported"]
+
+
+@functools.cache
+def _file(name: str) -> Mapping[str, Any]:
+    data = yaml.safe_load((_HERE / name).read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError(f"{name} is no mapping")
+    return data
+
+
+def number(name: str) -> int:
+    """Return a threshold of ``thresholds.yml``; its unit stands beside it there."""
+    return int(_file("thresholds.yml")["numbers"][name]["value"])
+
+
+def version(name: str) -> tuple[int, ...]:
+    """Return a version of ``thresholds.yml`` as numbers that compare."""
+    return version_tuple(str(_file("thresholds.yml")["versions"][name]["value"]))
+
+
+def version_text(name: str) -> str:
+    """Return a version of ``thresholds.yml`` as it is written."""
+    return str(_file("thresholds.yml")["versions"][name]["value"])
+
+
+def names(name: str) -> frozenset[str]:
+    """Return a list of ``thresholds.yml`` for membership tests."""
+    return frozenset(str(one) for one in _file("thresholds.yml")["lists"][name]["value"])
+
+
+def origins() -> dict[str, str]:
+    """Return where each threshold comes from, by its name."""
+    sections = _file("thresholds.yml")
+    return {name: str(row["origin"]) for section in sections.values() for name, row in section.items()}
+
+
+def version_tuple(text: str) -> tuple[int, ...]:
+    """Return the leading dotted numbers of a version: ``6.12.118+deb13-amd64`` is (6, 12, 118)."""
+    found = re.match(r"\D*(\d+(?:\.\d+)*)", text)
+    return tuple(int(part) for part in found.group(1).split(".")) if found else ()
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """What is known of a GPU by its PCI device id. ``name`` is empty where only the family is known."""
+
+    device: str
+    name: str
+    architecture: str
+    open_modules: OpenModules
+    p2p: str  # yes, no, unknown: peer access over PCIe with the stock driver on bare metal
+    stop_start_risk: bool
+
+
+def gpu_model(device: str | None) -> GpuModel | None:
+    """Return what is known of this PCI device id (four hex digits), or None."""
+    if not device:
+        return None
+    data = _file("gpus.yml")
+    device = device.lower()
+    row = data["models"].get(device, {})
+    family = row.get("architecture")
+    for length in range(len(device), 1, -1):
+        family = family or data["families"].get(device[:length])
+    if family is None:
+        return None
+    return GpuModel(
+        device=device,
+        name=str(row.get("name", "")),
+        architecture=str(family),
+        open_modules=data["architectures"][family]["open"],
+        p2p=str(row.get("p2p", "unknown")),
+        stop_start_risk=bool(row.get("stop_start_risk", False)),
+    )
+
+
+def gpu_model_by_name(name: str) -> GpuModel | None:
+    """Return the listed model that ``nvidia-smi`` names like this, or None. Only whole names count."""
+    plain = re.sub(r"^(NVIDIA|Tesla)\s+", "", name.strip(), flags=re.IGNORECASE).lower()
+    for device, row in _file("gpus.yml")["models"].items():
+        if plain and str(row["name"]).lower() == plain:
+            return gpu_model(device)
+    return None
