@@ -17,7 +17,7 @@ from ansible.utils.display import Display
 from ansible.utils.vars import load_extra_vars
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import preflight, variables
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import engines, preflight, variables
 
 # The roles of this collection, beside the folder of plugins that this file lies in.
 ROLES = Path(__file__).resolve().parents[2] / "roles"
@@ -50,10 +50,15 @@ class ActionModule(ActionBase):
         except InputError as error:
             return {**result, "failed": True, "msg": error.line()}
         complaints = self._unknown(given, options) + self._mistyped(given)
+        if arguments["purpose"] == "provision":
+            complaints += [one.line(self._where(one.because, given)) for one in variables.missing(given, options)]
         if complaints:
-            return {**result, "failed": True, "msg": "\n".join(complaints), "problems": complaints}
+            return _refused(result, complaints)
 
-        wanted = self._wanted(given, options, str(arguments["purpose"]))
+        try:
+            wanted = self._wanted(given, options, str(arguments["purpose"]))
+        except InputError as error:
+            return _refused(result, [error.line()])
         answers, checks, offset_s = self._ask(wanted)
         deadline = time.monotonic() + float(arguments["lock_wait_s"])
         while preflight.lock_holder(answers) and time.monotonic() < deadline:
@@ -85,12 +90,12 @@ class ActionModule(ActionBase):
             for name, spec in variables.argument_spec(place).items():
                 if name not in given:
                     continue
-                try:
-                    value = self._templar.template(given[name])
-                except AnsibleTemplateError:
-                    continue  # it depends on what a later task finds out; the role itself validates it then
+                value = self._value(given[name])
+                if value is None:
+                    continue
                 answer = ArgumentSpecValidator({name: {**spec, "required": False}}).validate({name: value})
-                complaints += [f"{self._where(name, given)}: {one}" for one in answer.error_messages]
+                if answer.error_messages:
+                    complaints.append(f"{self._where(name, given)}: {name} is {value!r}; {_type_text(spec)} is wanted")
         return complaints
 
     def _where(self, name: str, given: dict[str, Any]) -> str:
@@ -102,30 +107,41 @@ class ActionModule(ActionBase):
     # --- the host
 
     def _wanted(self, given: dict[str, Any], options: dict[str, variables.Option], purpose: str) -> preflight.Wanted:
-        def value(name: str) -> Any:
-            if name in given:
-                try:
-                    return self._templar.template(given[name])
-                except AnsibleTemplateError:
-                    return None
-            return options[name].default if name in options else None
+        """Return what the checks need of the variables. Raises InputError for an engine that there is not."""
 
-        interpreter = str(value("ansible_python_interpreter") or "")
+        def text(name: str) -> str:
+            default = options[name].default if name in options else None
+            value = self._value(given[name]) if name in given else default
+            return "" if value is None else str(value)
+
+        interpreter = text("ansible_python_interpreter")
         login_of: Callable[[], Any] = self._get_remote_user
         login = str(login_of() or "")
         known = preflight.Wanted(interpreter=interpreter if interpreter.startswith("/") else "", login=login)
         if purpose == "audit":
             return replace(known, audit_only=True)
-        source = str(value("model_weights_source") or "")
-        on_target = value("model_weights_source_on") != "controller"
+        if text("inference_engine_name"):
+            engine = engines.engine(text("inference_engine_name"), self._where("inference_engine_name", given))
+            engines.version_of(engine, text("inference_engine_version"), self._where("inference_engine_version", given))
+            known = replace(known, engine=engine.name, cpu_flags=engine.cpu_flags, formats=engine.formats)
+        source = text("model_weights_source")
+        if not source:
+            return known
+        here = text("model_weights_source_on") == "controller" and not source.startswith("hf://")
         return replace(
             known,
-            engine=str(value("inference_engine_name") or ""),
-            port=_port(value("model_service_port")) if source else None,
-            service=str(value("model_service_name") or ""),
-            model_path=source if source.startswith("/") and on_target else "",
-            model_here=source if source and not source.startswith("hf://") and not on_target else "",
+            port=_port(text("model_service_port")),
+            service=text("model_service_name"),
+            model_path=source if source.startswith("/") and not here else "",
+            model_here=source if here else "",
+            model_home=f"{text('model_weights_root')}/{text('model_weights_name')}@{text('model_weights_revision')}",
         )
+
+    def _value(self, raw: Any) -> Any:
+        try:
+            return self._templar.template(raw)
+        except AnsibleTemplateError:
+            return None  # it depends on what a later task finds out
 
     def _ask(self, wanted: preflight.Wanted) -> tuple[preflight.Answers, tuple[preflight.Check, ...], float | None]:
         became = None
@@ -156,6 +172,15 @@ class ActionModule(ActionBase):
     def _shell(self, command: str, as_root: bool = True) -> dict[str, Any]:
         execute: Callable[..., dict[str, Any]] = self._low_level_execute_command
         return execute(command, executable="/bin/sh", sudoable=as_root)
+
+
+def _refused(result: dict[str, Any], lines: list[str]) -> dict[str, Any]:
+    return {**result, "failed": True, "bad_input": True, "msg": "\n".join(lines), "problems": lines}
+
+
+def _type_text(spec: dict[str, Any]) -> str:
+    choices = spec.get("choices")
+    return " or ".join(str(one) for one in choices) if choices else f"type {spec.get('type') or 'str'}"
 
 
 def _port(value: Any) -> int | None:

@@ -61,6 +61,10 @@ problems:
   type: list
   elements: str
   sample: ["port 8000 is taken by nginx (pid 812, nginx.service); stop it, or set model_service_port"]
+bad_input:
+  description: Whether the variables are wrong, so that the host was not even asked.
+  returned: when they are
+  type: bool
 ansible_facts:
   description: What the host answered.
   returned: when the host was asked

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _live(arguments: argparse.Namespace) -> int:
     from peerlane import passwords, playbook
 
-    target = hosts.target(arguments)
+    target = hosts.target(arguments, read_only=True)
     folder = playbook.run_folder("audit")
     place = arguments.save.expanduser().resolve() if arguments.save else folder / "snapshots"
     _make(place)
@@ -99,7 +99,8 @@ def _make(place: Path) -> None:
 
 def _report(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
     stdin = sys.stdin.buffer.read().decode("utf-8", errors="replace") if Path("-") in paths else None
-    fleet = {one.host: snapshot.build(one) for one in intake.read(paths, stdin)}
+    files = [path for path in paths if path != Path("-")]
+    fleet = {one.host: snapshot.build(one) for one in intake.read(files, stdin)}
     findings = engine.judge(fleet)
     if arguments.format == "json":
         now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -71,15 +71,19 @@ def roles_folder() -> Path:
     return Path(rooms.__path__[0]).parents[1] / "roles"
 
 
-def target(arguments: argparse.Namespace) -> Target:
-    """Check inventory, limit and variables, so that nothing is started on bad input."""
+def target(arguments: argparse.Namespace, read_only: bool = False) -> Target:
+    """Check inventory, limit and variables, so that nothing is started on bad input.
+
+    ``read_only``: nothing is to be provisioned, so an option that only that would need may be missing.
+    """
     roles = roles_folder()
     options = variables.role_options(roles)
     extra = extravars.parse(arguments.extra_vars, {name: one.type for name, one in options.items()})
     sources = tuple(_source(text) for text in arguments.inventory)
     listing = _listing(sources, arguments.limit)
-    known = set(variables.role_names(roles))
-    complaints = _unknown(listing, extra, sources, options, known)
+    complaints = _unknown(listing, extra, sources, options, variables.role_names(roles))
+    if not read_only:
+        complaints += _incomplete(listing, extra, sources, options)
     if complaints:
         raise InputError("\n".join(complaints))
     hypervisors = tuple(sorted(set(_members(listing, HYPERVISORS)) & set(_hosts(listing))))
@@ -208,13 +212,28 @@ def _unknown(
     extra: Mapping[str, Any],
     sources: Sequence[str],
     options: Mapping[str, variables.Option],
-    roles: set[str],
+    roles: Sequence[str],
 ) -> list[str]:
-    lines = [one.line("-e") for one in variables.unknown_variables(extra, options, sorted(roles))]
+    lines = [one.line("-e") for one in variables.unknown_variables(extra, options, roles)]
     per_host = (listing.get("_meta") or {}).get("hostvars") or {}
     names = {name for host in per_host.values() for name in host}
-    for one in variables.unknown_variables(names, options, sorted(roles)):
+    for one in variables.unknown_variables(names, options, roles):
         hosts = sorted(host for host, given in per_host.items() if one.name in given)
         place = variables.where_set(one.name, [Path(source) for source in sources])
         lines.append(one.line(place or f"variable of {', '.join(hosts)}"))
     return lines
+
+
+def _incomplete(
+    listing: Mapping[str, Any],
+    extra: Mapping[str, Any],
+    sources: Sequence[str],
+    options: Mapping[str, variables.Option],
+) -> list[str]:
+    lines = []
+    for name in sorted(set(_hosts(listing)) - _members(listing, HYPERVISORS)):
+        given = {**(((listing.get("_meta") or {}).get("hostvars") or {}).get(name) or {}), **extra}
+        for one in variables.missing(given, options):
+            place = "-e" if one.because in extra else variables.where_set(one.because, [Path(text) for text in sources])
+            lines.append(one.line(place or f"variable of {name}"))
+    return list(dict.fromkeys(lines))

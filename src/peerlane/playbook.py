@@ -40,6 +40,7 @@ class Host:
     phase: str = ""
     lines: tuple[str, ...] = ()
     blocked: bool = False
+    bad_input: bool = False
     changed: Counter[str] = field(default_factory=Counter)
 
 
@@ -64,9 +65,12 @@ class Outcome:
         states = {host.state for host in self.hosts.values()}
         if "unreachable" in states:
             return output.EXIT_UNREACHABLE
-        if self.error or any(host.state == "failed" and not host.blocked for host in self.hosts.values()):
+        failed = [host for host in self.hosts.values() if host.state == "failed"]
+        if self.error or any(not host.blocked and not host.bad_input for host in failed):
             return output.EXIT_FAILED
-        return output.EXIT_BLOCKING if any(host.blocked for host in self.hosts.values()) else output.EXIT_OK
+        if any(host.bad_input for host in failed):
+            return output.EXIT_USAGE
+        return output.EXIT_BLOCKING if failed else output.EXIT_OK
 
     def complain(self) -> None:
         """Print one line for each problem of each host that did not finish."""
@@ -77,7 +81,9 @@ class Outcome:
             output.say(f"peerlane: {self.error}")
         if self.interrupted:
             output.say("peerlane: interrupted; run the same command again, finished steps are not repeated")
-        elif (self.error or any(not host.blocked for _, host in self.bad())) and self.log is not None:
+        elif (
+            self.error or any(not host.blocked and not host.bad_input for _, host in self.bad())
+        ) and self.log is not None:
             output.say(f"peerlane: the whole log is {self.log}")
 
 
@@ -208,7 +214,8 @@ class _Watch:
         elif kind == "skipped":
             self.shown.end_task(name, "ok")
         elif kind == "failed" and not data.get("ignore_errors"):
-            host.phase, host.blocked = phase, bool(result.get("peerlane_blocking"))
+            host.phase = phase
+            host.blocked, host.bad_input = bool(result.get("peerlane_blocking")), bool(result.get("bad_input"))
             host.lines = tuple(failures.failure_lines(result))
             self.shown.end_task(name, "failed")
         elif kind == "unreachable":

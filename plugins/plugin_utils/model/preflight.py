@@ -42,17 +42,21 @@ State = Literal["ok", "warn", "stop", "unknown"]
 class Wanted:
     """What the host is to become: the inventory's variables that the checks need. Empty and None: not wanted.
 
-    ``audit_only``: the host is only read, so what a change needs is not asked. ``model_path`` is on the host,
-    ``model_here`` on the controller.
+    ``audit_only``: the host is only read, so what a change needs is not asked. ``engine`` with the CPU flags that it
+    needs and the model formats that it reads. ``model_path`` is on the host, ``model_here`` on the controller,
+    ``model_home`` where an earlier run put the model on the host.
     """
 
     audit_only: bool = False
     interpreter: str = ""
     engine: str = ""
+    cpu_flags: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
     port: int | None = None
     service: str = ""
     model_path: str = ""
     model_here: str = ""
+    model_home: str = ""
     login: str = ""
 
 
@@ -104,7 +108,7 @@ done
 [ -r /etc/os-release ] && (. /etc/os-release; say os_id "$ID"; say os_version "$VERSION_ID"; say os_name "$PRETTY_NAME")
 say arch "$(uname -m)"
 command -v dpkg >/dev/null 2>&1 && say dpkg_arch "$(dpkg --print-architecture)"
-grep -qw avx2 /proc/cpuinfo 2>/dev/null && say avx2 yes
+say cpu_flags "$(sed -n 's/^flags[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)"
 say pid1 "$(cat /proc/1/comm 2>/dev/null)"
 [ -d /run/systemd/system ] && say systemd yes
 if [ -r /run/systemd/container ]; then say container "$(cat /run/systemd/container)"
@@ -138,7 +142,8 @@ if [ -n "$port" ]; then
 fi
 model=@MODEL@
 if [ -n "$model" ]; then
-  if [ -d "$model" ]; then
+  if [ -f @HOME@/manifest.json ]; then say model_kind there
+  elif [ -d "$model" ]; then
     say model_kind folder
     for f in "$model"/* "$model"/*/*.gguf; do [ -e "$f" ] && say model_file "${f##*/}"; done | head -n 60
   elif [ -f "$model" ]; then say model_kind file; say model_magic "$(head -c 4 "$model" | tr -cd '[:upper:]')"
@@ -201,6 +206,7 @@ def script(wanted: Wanted) -> str:
         "@INTERPRETER@": shlex.quote(wanted.interpreter) if wanted.interpreter else "",
         "@PORT@": str(wanted.port) if wanted.port is not None else "''",
         "@MODEL@": shlex.quote(wanted.model_path),
+        "@HOME@": shlex.quote(wanted.model_home),
         "@SECONDS@": str(REGISTRY_TIMEOUT_S),
         "@COUNT@": str(REGISTRY_COUNT),
     }
@@ -256,7 +262,7 @@ def judge(answers: Answers, wanted: Wanted, offset_s: float | None = None) -> tu
     if wanted.model_path:
         checks.append(_model(answers, wanted))
     if wanted.model_here:
-        checks.append(model_on_controller(Path(wanted.model_here).expanduser()))
+        checks.append(model_on_controller(Path(wanted.model_here).expanduser(), wanted.formats))
     if not answers.complete:
         checks.append(
             Check("script", "unknown", "the host stopped answering in the middle", "run peerlane doctor again")
@@ -311,9 +317,11 @@ def _architecture(answers: Answers, wanted: Wanted) -> Check:
     if userland not in ("", "amd64"):
         text = f"a 32-bit userland ({userland}) runs on a 64-bit kernel"
         return Check("architecture", "stop", text, "install the amd64 system")
-    if wanted.engine == "llama_cpp" and not answers.first("avx2"):
-        todo = "set the VM's CPU type to host, or use a newer CPU"
-        return Check("architecture", "stop", "the CPU shows no AVX2, which the engine llama_cpp needs", todo)
+    flags = answers.first("cpu_flags").split()
+    lacking = [flag for flag in wanted.cpu_flags if flags and flag not in flags]
+    if lacking:
+        text = f"the CPU shows no {', '.join(lacking)}, which the engine {wanted.engine} needs"
+        return Check("architecture", "stop", text, "set the VM's CPU type to host, or use a newer CPU")
     return Check("architecture", "ok", machine)
 
 
@@ -453,38 +461,46 @@ def _port(answers: Answers, wanted: Wanted) -> Check:
 
 
 def _model(answers: Answers, wanted: Wanted) -> Check:
-    path = wanted.model_path
-    kind = answers.first("model_kind")
+    path, kind = wanted.model_path, answers.first("model_kind")
+    if kind == "there":
+        return Check("model", "ok", f"the model is in {wanted.model_home} already")
     if kind == "missing":
-        todo = "correct model_weights_source, or copy the model there"
-        return Check("model", "stop", f"there is no {path} on the host", todo)
-    return model_check(path, kind, answers.every("model_file"), answers.first("model_magic"))
+        return Check(
+            "model", "stop", f"there is no {path} on the host", "correct model_weights_source, or copy it there"
+        )
+    return model_check(path, kind, answers.every("model_file"), answers.first("model_magic"), wanted.formats)
 
 
-def model_check(path: str, kind: str, names: Sequence[str], magic: str) -> Check:
-    """Judge whether a path holds a model: a GGUF file, or a folder with one or with ``config.json`` and weights."""
-    todo = "name a GGUF file, or a folder with config.json and *.safetensors"
+def model_check(path: str, kind: str, names: Sequence[str], magic: str, formats: Sequence[str]) -> Check:
+    """Judge whether a path holds a model in one of these formats (empty: any): ``gguf``, ``safetensors``.
+
+    A model is a GGUF file, a folder with one, or a folder with ``config.json`` and weights.
+    """
+    wanted = {"gguf": "a GGUF file", "safetensors": "a folder with config.json and *.safetensors"}
+    todo = f"name {' or '.join(wanted[one] for one in formats or wanted if one in wanted)}"
     if kind == "file":
-        if magic == "GGUF":
-            return Check("model", "ok", f"{path} is a GGUF file")
-        return Check("model", "stop", f"{path} is no model (no GGUF mark)", todo)
-    if any(name.endswith(".gguf") for name in names):
-        return Check("model", "ok", f"{path} holds a GGUF model")
-    weights = any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
-    if weights and "config.json" in names:
-        return Check("model", "ok", f"{path} holds a model")
-    lacks = "no config.json" if weights else "no weights"
-    return Check("model", "stop", f"{path} is no model ({lacks})", todo)
+        found, lacks = ("gguf" if magic == "GGUF" else ""), "no GGUF mark"
+    elif any(name.endswith(".gguf") for name in names):
+        found, lacks = "gguf", ""
+    else:
+        weights = any(name.endswith((".safetensors", ".bin", ".pt")) for name in names)
+        found = "safetensors" if weights and "config.json" in names else ""
+        lacks = "no config.json" if weights else "no weights"
+    if not found:
+        return Check("model", "stop", f"{path} is no model ({lacks})", todo)
+    if formats and found not in formats:
+        return Check("model", "stop", f"{path} holds {found}, which the engine does not read", todo)
+    return Check("model", "ok", f"{path} holds a model ({found})")
 
 
-def model_on_controller(path: Path) -> Check:
+def model_on_controller(path: Path, formats: Sequence[str]) -> Check:
     """Judge a model that lies on the controller and is to be copied to the host."""
     try:
         if path.is_dir():
             names = [one.name for one in (*path.iterdir(), *path.glob("*/*.gguf"))]
-            return model_check(str(path), "folder", names, "")
+            return model_check(str(path), "folder", names, "", formats)
         with path.open("rb") as stream:
-            return model_check(str(path), "file", (), stream.read(4).decode("ascii", errors="replace"))
+            return model_check(str(path), "file", (), stream.read(4).decode("ascii", errors="replace"), formats)
     except OSError as error:
         todo = "correct model_weights_source"
         return Check("model", "stop", f"{path} on this machine cannot be read: {error.strerror}", todo)

@@ -24,6 +24,9 @@ PLAYBOOK_VARIABLES: Mapping[str, str] = {
     "peerlane_save_to": "folder on the controller that gets the snapshot of each host",
 }
 
+# Options that the playbook ``provision`` sets from what an earlier role found out.
+PASSED_ON = frozenset({"model_service_engine", "model_service_model"})
+
 _PREFIX = "peerlane_"
 
 # A name of another prefix this near to an option is a slip of the keyboard: one or two letters of twenty.
@@ -59,6 +62,20 @@ class Unknown:
         if self.suggestions:
             return f"{place}there is no variable {self.name}; did you mean {' or '.join(self.suggestions)}?"
         return f"{place}there is no variable {self.name}; see: ansible-doc -t role -l peerlane.gpu"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A required option that is not set, and the one whose setting shows that its role is wanted."""
+
+    name: str
+    because: str
+    description: str = ""
+
+    def line(self, where: str = "") -> str:
+        """Return the one line that a user reads. ``where``: the place that sets ``because``."""
+        place = f"{where}: " if where else ""
+        return f"{place}{self.because} is set and {self.name} is not; set it: {self.description}"
 
 
 def role_options(roles: Path) -> dict[str, Option]:
@@ -114,6 +131,20 @@ def unknown_variables(names: Iterable[str], options: Iterable[str], roles: Itera
         if not slip and not name.startswith(prefixes):
             continue
         found.append(Unknown(name, tuple(near[:1] if slip else near)))
+    return found
+
+
+def missing(names: Iterable[str], options: Mapping[str, Option]) -> list[Missing]:
+    """Return the required options that are not set, of each role of which the user has set another option.
+
+    What the playbook ``provision`` passes from one role to the next is not the user's to set.
+    """
+    given = set(names)
+    found = []
+    for option in options.values():
+        mine = sorted(one for one in given if one in options and options[one].role == option.role)
+        if option.required and option.name not in given and option.name not in PASSED_ON and mine:
+            found.append(Missing(option.name, mine[0], option.description))
     return found
 
 
