@@ -1,0 +1,125 @@
+"""Facts of the devices: PCI functions, IOMMU groups, and the paths between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..core.snapshot import Approval, Fact, Iommu, KernelLog, P2pMatrix, Pci, PciFunction, Topology, unknown
+from . import iommu as iommu_text
+from . import lspci, pci_sysfs, pci_tree
+from . import p2p as p2p_text
+from . import pci as pci_text
+from . import topology as topology_text
+from .facts import Reading, Sources
+from .text import RefusedError, shorten
+
+_P2P = "nvidia_smi.topo_p2p_"
+
+
+def pci(sources: Sources) -> Pci:
+    """Join what sysfs, lspci, its tree and IOMMU listings say of the functions."""
+    readings: list[tuple[str, dict[str, PciFunction]]] = []
+    complete = False
+    for entry in sources.entries("sysfs.pci"):
+        found = pci_sysfs.functions(entry.stdout)
+        complete = complete or (pci_sysfs.is_complete(found) and not entry.truncated)
+        readings.append((entry.source, found))
+    for entry in sources.entries("lspci.vvv"):
+        readings.append((entry.source, lspci.functions(entry.stdout)))
+        # Only a run of lspci that ended well is known to be whole; a paste may be part of one.
+        complete = complete or (entry.rc == 0 and not entry.truncated)
+    readings += [(entry.source, pci_tree.functions(entry.stdout)) for entry in sources.entries("lspci.t")]
+    for entry in sources.entries("iommu.groups"):
+        try:
+            readings.append((entry.source, iommu_text.listing(entry.stdout).functions))
+        except RefusedError:
+            # iommu() says so; here it only means that the listing has no functions to add.
+            continue
+    readings = [(source, found) for source, found in readings if found]
+    if not readings:
+        refusal = "" if not sources.entries("lspci.vvv") else "lspci.vvv names no function"
+        reason = sources.missing("sysfs.pci", "lspci.vvv", refusal=refusal)
+        return Pci(functions=reason, approvals=reason)
+    merged = pci_text.merge({}, *(found for _, found in readings))
+    functions: Fact[Mapping[str, PciFunction]] = Fact(merged, readings[0][0], shorten(_lines_of(merged)))
+    return Pci(functions=functions, approvals=_approvals(sources, merged), complete=complete)
+
+
+def _lines_of(functions: Mapping[str, PciFunction]) -> list[str]:
+    shown = [one for one in functions.values() if one.is_gpu] or list(functions.values())
+    rows = (f"{one.bdf} [{one.class_code}] {one.vendor}:{one.device} {one.name}" for one in shown)
+    return [row.replace("None", "?").rstrip() for row in rows]
+
+
+def _approvals(sources: Sources, functions: dict[str, PciFunction]) -> Fact[Mapping[str, Approval]]:
+    found = pci_text.approvals(functions)
+    if not found:
+        if any(one.is_gpu for one in functions.values()):
+            return unknown("the configuration space of no GPU was read", "sysfs.pci")
+        return unknown("no NVIDIA display function was seen", "sysfs.pci")
+    rows = [f"{bdf} config: {functions[bdf].config_hex[:128]}..." for bdf in found]
+    return Fact(found, "sysfs.pci", shorten(rows))
+
+
+def iommu(sources: Sources, known: Pci, log: Fact[KernelLog]) -> Iommu:
+    """Read units and groups; a group that only the functions name counts too."""
+    functions = known.functions.value or {}
+    missing = sources.missing("sysfs.iommu")
+    units: Fact[tuple[str, ...]] = missing
+    groups: Fact[Mapping[str, tuple[str, ...]]] = missing
+    types: Fact[Mapping[str, str]] = missing
+    for entry in sources.entries("sysfs.iommu")[:1]:
+        reading = iommu_text.sysfs(entry.stdout)
+        rows = [row for row in entry.stdout.split("\n") if row.startswith("unit ")]
+        units = Fact(reading.units or (), entry.source, shorten(rows))
+        rows = [row for row in entry.stdout.split("\n") if row.startswith("group ")]
+        groups = Fact(reading.groups, entry.source, shorten(rows))
+        types = Fact(reading.types, entry.source, shorten(rows))
+    if not groups.known:
+        groups = _listed_groups(sources) or groups
+    if not groups.known:
+        named = iommu_text.groups_of(functions)
+        groups = Fact(named, known.functions.source, "") if named else groups
+    return Iommu(units=units, groups=groups, group_types=types, default_domain=_default_domain(log))
+
+
+def _listed_groups(sources: Sources) -> Fact[Mapping[str, tuple[str, ...]]] | None:
+    if not sources.entries("iommu.groups"):
+        return None
+
+    def read(text: str) -> Reading[Mapping[str, tuple[str, ...]]]:
+        return iommu_text.listing(text).groups, shorten([row.rstrip() for row in text.split("\n") if row.strip()])
+
+    return sources.fact(read, "iommu.groups")
+
+
+def _default_domain(log: Fact[KernelLog]) -> Fact[str]:
+    if log.value is None:
+        return unknown(log.reason, log.source)
+    found = iommu_text.default_domain(log.value)
+    if found is None:
+        return unknown(f"{log.source} has no line `iommu: Default domain type`", log.source)
+    return Fact(found[0], log.source, found[1])
+
+
+def topology(sources: Sources) -> Fact[Topology]:
+    """Read ``nvidia-smi topo -m``."""
+
+    def read(text: str) -> Reading[Topology]:
+        return topology_text.parse(text), shorten(topology_text.excerpt(text))
+
+    return sources.fact(read, "nvidia_smi.topo_m")
+
+
+def p2p(sources: Sources) -> dict[str, Fact[P2pMatrix]]:
+    """Read the peer-to-peer matrices by mode. Read and write always have an entry, others where they were asked for."""
+    return {
+        mode: _matrix(sources, mode) for mode in p2p_text.MODES if mode in ("r", "w") or sources.asked(f"{_P2P}{mode}")
+    }
+
+
+def _matrix(sources: Sources, mode: str) -> Fact[P2pMatrix]:
+    def read(text: str) -> Reading[P2pMatrix]:
+        return p2p_text.parse(text, mode), shorten(p2p_text.excerpt(text))
+
+    return sources.fact(read, f"{_P2P}{mode}")

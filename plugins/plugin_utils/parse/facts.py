@@ -1,0 +1,60 @@
+"""From evidence to facts: the value, the source it came from, the line that says it, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..core.evidence import Evidence, EvidenceSet
+from ..core.snapshot import Fact, unknown
+from .text import RefusedError, first_line
+
+T = TypeVar("T")
+
+# What a parser gives to a fact: the value, and the verbatim lines that it stands on. None: the text says nothing of it.
+Reading = tuple[T, str] | None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The evidence of one host, asked by source. Several files of one source are ``source`` and ``source@file``."""
+
+    evidence: EvidenceSet
+
+    def entries(self, *sources: str) -> list[Evidence]:
+        """Return the usable entries of these sources, in this order."""
+        return [entry for entry in self.asked(*sources) if entry.usable]
+
+    def asked(self, *sources: str) -> list[Evidence]:
+        """Return the entries of these sources, with those that failed."""
+        return [
+            entry
+            for source in sources
+            for entry in self.evidence
+            if entry.source == source or entry.source.startswith(f"{source}@")
+        ]
+
+    def fact(self, read: Callable[[str], Reading[T]], *sources: str) -> Fact[T]:
+        """Return the first reading that these sources give, or why none does."""
+        refusal = ""
+        for entry in self.entries(*sources):
+            try:
+                reading = read(entry.text)
+            except RefusedError as error:
+                refusal = refusal or f"{entry.source}: {error}"
+                continue
+            if reading is not None:
+                return Fact(reading[0], entry.source, reading[1])
+            refusal = refusal or f"{entry.source} does not tell"
+        return self.missing(*sources, refusal=refusal)
+
+    def missing(self, *sources: str, refusal: str = "") -> Fact[Any]:
+        """Return the fact that says why none of these sources has a value."""
+        failed = next((entry.source for entry in self.asked(*sources)), sources[0])
+        return unknown(refusal or self.evidence.why_missing(failed), sources[0])
+
+
+def said(value: T | None, text: str, pattern: str) -> Reading[T]:
+    """Make a reading of a value and the first line that the pattern finds; None where there is no value."""
+    return None if value is None else (value, first_line(text, pattern))

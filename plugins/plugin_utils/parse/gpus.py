@@ -1,0 +1,48 @@
+"""One list of GPUs out of everything that ``nvidia-smi`` said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from ..core.snapshot import Gpu
+
+_CUT = "..."
+
+
+def merge(readings: Iterable[tuple[str, Sequence[Gpu]]]) -> tuple[Gpu, ...]:
+    """Join (source, GPUs) readings: an earlier one stands, a later one fills what it lacks; whole names beat cut ones.
+
+    GPUs are the same where their bus addresses are, or without those their UUIDs, or without both their indexes.
+    """
+    merged: list[Gpu] = []
+    for source, gpus in readings:
+        for gpu in gpus:
+            at = next((at for at, known in enumerate(merged) if _same(known, gpu)), None)
+            if at is None:
+                merged.append(replace(gpu, sources=(source,)))
+            else:
+                merged[at] = _join(merged[at], gpu, source)
+    return tuple(sorted(merged, key=lambda gpu: (gpu.index is None, gpu.index or 0, gpu.bus_id)))
+
+
+def _same(first: Gpu, second: Gpu) -> bool:
+    if first.bus_id and second.bus_id:
+        return first.bus_id == second.bus_id
+    # A redacted UUID (all zeros) is shared by every GPU of a paste and names none.
+    if first.uuid.strip("GPU-0") and second.uuid.strip("GPU-0"):
+        return first.uuid == second.uuid
+    return first.index is not None and first.index == second.index
+
+
+def _join(first: Gpu, second: Gpu, source: str) -> Gpu:
+    filled: dict[str, Any] = {
+        one.name: getattr(second, one.name)
+        for one in fields(Gpu)
+        if one.name not in ("raw", "sources") and getattr(first, one.name) in (None, "")
+    }
+    if first.name.endswith(_CUT) and not second.name.endswith(_CUT) and second.name:
+        filled["name"] = second.name
+    sources = tuple(dict.fromkeys([*first.sources, source]))
+    return replace(first, **filled, raw={**second.raw, **first.raw}, sources=sources)

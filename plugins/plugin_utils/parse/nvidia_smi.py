@@ -1,0 +1,152 @@
+"""``nvidia-smi`` without options and with ``-L``: the banner, the failures, the table, the list."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ..core.snapshot import Gpu, NvidiaSmi
+from .nvidia_values import mode, number, value, whole
+from .text import RefusedError, address, lines
+
+# Beyond this a line is no line of the table; it keeps the row patterns from long searches.
+_LONGEST_ROW = 300
+
+_BANNER = re.compile(r"NVIDIA-SMI\s+\d[\w.]*")
+_DRIVER = re.compile(r"\b(?:Driver|KMD) Version\s*:\s*([\w./]+)")
+_CUDA = re.compile(r"\bCUDA (?:UMD )?Version\s*:\s*([\w./]+)")
+_LIBRARY = re.compile(r"NVML library version:\s*([\d.]+)")
+_LOST = re.compile(r"Unable to determine the device handle for GPU\s*(?:\d{1,3}:\s+)?([0-9A-Fa-f:.]+?):?\s+(\S[^\n]*)")
+_NO_COMMAND = re.compile(r"nvidia-smi\S*:? (?:command )?not found|not found on PATH|not installed|No such file", re.I)
+
+# Texts of section 7.1 of the catalogue, most specific first, blanks and line breaks folded to one blank.
+_FAILURES = (
+    ("no_driver", re.compile(r"NVIDIA-SMI has failed because it couldn.{1,3}t communicate with the NVIDIA driver")),
+    ("no_driver", re.compile(r"Failed to initialize NVML: Driver Not Loaded", re.I)),
+    ("version_mismatch", re.compile(r"Failed to initialize NVML: Driver/library version mismatch", re.I)),
+    ("unknown_error", re.compile(r"Failed to initialize NVML: Unknown Error", re.I)),
+    ("no_permission", re.compile(r"Failed to initialize NVML: Insufficient Permissions", re.I)),
+    ("lost_gpu", re.compile(r"Unable to determine the device handle for GPU")),
+    ("no_devices", re.compile(r"\bNo devices were found")),
+    ("error", re.compile(r"Failed to initialize NVML: [^\n]*")),
+)
+# What nvidia-smi's manual says of its return values, for output without a text that says it better.
+_BY_RC = {6: "no_devices", 9: "no_driver", 4: "no_permission", 15: "lost_gpu", 18: "version_mismatch"}
+
+_LISTED = re.compile(r"GPU (\d+): (.+?)(?: \(UUID: ([^)]*)\)?)?$")
+_LISTED_MIG = re.compile(r"\s+MIG (\S+)\s+Device\s+(\d+):")
+
+_ROW_NAME = re.compile(
+    r"\|\s*(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
+    r"\s+\S+\s*\|\s*(\S+)\s*\|"
+)
+_ROW_STATE = re.compile(
+    r"\|\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)\s*/\s*(\S+)\s*\|\s*(\S+)\s*/\s*(\S+)\s*\|\s*(\S+)\s+(\S.*?)\s*\|"
+)
+_ROW_MIG = re.compile(r"\|\s+\|\s+\|\s*(\S+)\s*\|")
+# A driver version needs a dot to be one; a paste may be cut inside it.
+_VERSION = re.compile(r"\d+\.\d[\d.]*")
+
+
+@dataclass(frozen=True)
+class MigDevice:
+    """One MIG device of ``nvidia-smi -L``."""
+
+    profile: str
+    index: int
+
+
+def answer(text: str, rc: int | None = None) -> NvidiaSmi:
+    """Say how any call of ``nvidia-smi`` ended: worked, or failed in a way that has a name."""
+    rows = lines(text)
+    clean = "\n".join(rows)
+    folded = " ".join(clean.split())
+    versions = _versions(clean)
+    for state, pattern in _FAILURES:
+        found = pattern.search(folded)
+        if found:
+            lost = tuple(hit[1] for hit in _LOST.finditer(clean)) if state == "lost_gpu" else ()
+            library = _LIBRARY.search(folded)
+            message = next((row.strip() for row in rows if found[0][:24] in row), found[0])
+            version = library[1] if library else None
+            return replace(versions, state=state, rc=rc, message=message, library_version=version, lost=lost)
+    if _NO_COMMAND.search(folded) and not _BANNER.search(clean):
+        return NvidiaSmi("not_found", rc, next((row.strip() for row in rows if row.strip()), ""))
+    if rc not in (None, 0):
+        message = next((row.strip() for row in reversed(rows) if row.strip()), "")
+        return replace(versions, state=_BY_RC.get(rc, "error"), rc=rc, message=message)
+    if not (_BANNER.search(clean) or versions.driver_version or _LISTED.search(clean)):
+        raise RefusedError("holds no nvidia-smi banner and no known failure text")
+    return replace(versions, state="ok", rc=rc)
+
+
+def _versions(clean: str) -> NvidiaSmi:
+    driver, cuda = _DRIVER.search(clean), _CUDA.search(clean)
+    return NvidiaSmi(
+        state="",
+        driver_version=_version(driver[1] if driver else None),
+        cuda_version=_version(cuda[1] if cuda else None),
+    )
+
+
+def _version(text: str | None) -> str | None:
+    given = value(text)
+    return given if given and _VERSION.fullmatch(given) else None
+
+
+def gpu_list(text: str) -> tuple[Gpu, ...]:
+    """Read ``nvidia-smi -L``."""
+    gpus: list[Gpu] = []
+    for row in lines(text):
+        listed = _LISTED.match(row) if len(row) < _LONGEST_ROW else None
+        if listed:
+            gpus.append(Gpu(index=int(listed[1]), name=listed[2], uuid=listed[3] or "", mig_devices=None))
+        elif gpus and _LISTED_MIG.match(row):
+            gpus[-1] = replace(gpus[-1], mig="Enabled", mig_devices=(gpus[-1].mig_devices or 0) + 1)
+    if not gpus:
+        raise RefusedError("lists no GPU")
+    return tuple(gpus)
+
+
+def mig_devices(text: str) -> tuple[MigDevice, ...]:
+    """Read the MIG devices of ``nvidia-smi -L``, in order."""
+    hits = (_LISTED_MIG.match(row) for row in lines(text))
+    return tuple(MigDevice(hit[1], int(hit[2])) for hit in hits if hit)
+
+
+def table(text: str) -> tuple[Gpu, ...]:
+    """Read the GPUs of the table below the banner. A long name is cut there (``NVIDIA RTX PRO 6000 Blac...``)."""
+    gpus: list[Gpu] = []
+    rows = [row for row in lines(text) if len(row) < _LONGEST_ROW]
+    for position, row in enumerate(rows):
+        named = _ROW_NAME.match(row)
+        if named is None:
+            continue
+        gpu = Gpu(
+            index=int(named[1]),
+            name=named[2],
+            bus_id=address(named[4]) or "",
+            persistence=mode(named[3]),
+            ecc=_ecc(named[5]),
+        )
+        state = _ROW_STATE.match(rows[position + 1]) if position + 1 < len(rows) else None
+        if state:
+            gpu = replace(
+                gpu,
+                temperature_c=whole(state[2]),
+                pstate=value(state[3]),
+                power_draw_w=number(state[4]),
+                power_limit_w=number(state[5]),
+                memory_used_mib=whole(state[6]),
+                memory_total_mib=whole(state[7]),
+                utilization_percent=whole(state[8]),
+                compute_mode=value(state[9]),
+            )
+        mig = _ROW_MIG.match(rows[position + 2]) if position + 2 < len(rows) else None
+        gpus.append(replace(gpu, mig=mode(mig[1]) if mig else None))
+    return tuple(gpus)
+
+
+def _ecc(cell: str) -> str | None:
+    # The column shows the count of errors where ECC is on, and "Off" where it is off.
+    return "Enabled" if cell.isdigit() else mode(cell)

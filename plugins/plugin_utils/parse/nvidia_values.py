@@ -1,0 +1,56 @@
+"""Values as NVIDIA's tools print them: units, and the many ways to say that there is none."""
+
+from __future__ import annotations
+
+import re
+
+# Texts that stand where a value should be. Bracketed ones ([N/A], [GPU requires reset]) are caught by their brackets.
+_NO_VALUE = frozenset(
+    {
+        "",
+        "n/a",
+        "err!",
+        "??",
+        "unknown",
+        "unknown error",
+        "not found",
+        "no data",
+        "not supported",
+        "function not found",
+        "gpu requires reset",
+        "gpu is lost",
+        "insufficient permissions",
+        "in use by another client",
+        "requested functionality has been deprecated",
+        "uninitialized",
+    }
+)
+_NUMBER = re.compile(r"(-?\d{1,15})(\.\d{1,9})?\s*(?:MiB|W|C|%|x|MHz|us|KB/s)?")
+
+
+def value(text: str | None) -> str | None:
+    """Return the text of a cell, or None where it holds no value (``[N/A]``, ``ERR!``, ``GPU requires reset``)."""
+    if text is None:
+        return None
+    bare = text.strip()
+    if bare.startswith("[") or bare.lower() in _NO_VALUE:
+        return None
+    return bare
+
+
+def number(text: str | None) -> float | None:
+    """Return the number of a cell with or without its unit, or None where there is none."""
+    found = _NUMBER.fullmatch(value(text) or "")
+    return float(found[1] + (found[2] or "")) if found else None
+
+
+def whole(text: str | None) -> int | None:
+    """Return the whole number of a cell, or None where there is none."""
+    given = number(text)
+    return None if given is None else int(given)
+
+
+def mode(text: str | None) -> str | None:
+    """Return ``Enabled`` or ``Disabled`` for a switch however it is written, or None."""
+    given = (value(text) or "").lower()
+    return {"enabled": "Enabled", "on": "Enabled", "disabled": "Disabled", "off": "Disabled"}.get(given)

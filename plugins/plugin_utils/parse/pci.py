@@ -1,0 +1,42 @@
+"""All that is known of the PCI functions of a host: sysfs and lspci joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ..core.snapshot import Approval, PciFunction
+from . import pci_config
+
+# What an absent value looks like; for these the other source may know better.
+_ABSENT: tuple[object, ...] = (None, "", (), False)
+
+
+def merge(first: Mapping[str, PciFunction], *others: Mapping[str, PciFunction]) -> dict[str, PciFunction]:
+    """Join readings of the same machine. A value of an earlier reading stands; a later one fills what it lacks."""
+    merged = dict(first)
+    for other in others:
+        for bdf, function in other.items():
+            merged[bdf] = _join(merged[bdf], function) if bdf in merged else function
+    return dict(sorted(merged.items()))
+
+
+def _join(first: PciFunction, second: PciFunction) -> PciFunction:
+    filled: dict[str, Any] = {}
+    for one in fields(PciFunction):
+        mine, theirs = getattr(first, one.name), getattr(second, one.name)
+        # "" as a driver is a reading (none bound); for every other text it means: not told.
+        is_reading = one.name == "driver" and mine is not None
+        if not is_reading and (mine in _ABSENT or mine == {}) and theirs not in _ABSENT:
+            filled[one.name] = theirs
+    return replace(first, **filled)
+
+
+def approvals(functions: Mapping[str, PciFunction]) -> dict[str, Approval]:
+    """Decode the P2P approval capability of each NVIDIA display function whose configuration space was read."""
+    return {
+        bdf: pci_config.approval(pci_config.read_hex(function.config_hex))
+        for bdf, function in functions.items()
+        if function.is_gpu and function.config_hex
+    }
