@@ -1,17 +1,12 @@
-"""What the judges share: passed-through devices, commands to copy, the join of a guest with its hypervisor."""
+"""What the judges of all families share: words, the kernel log, GPUs, what a change puts at stake."""
 
 from __future__ import annotations
 
-import itertools
-import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from ..core.finding import Excerpt, Gain
-from ..core.snapshot import CommandLine, Fact, HostPci, LogLine, PciFunction, Snapshot, VmConfig
+from ..core.snapshot import CommandLine, Fact, Gpu, LogLine, PciFunction, Snapshot
 from .knowledge import gpu_model, version_tuple
-from .registry import Fleet
 
 # What a remediation puts at stake beyond its own purpose. A rule appends the notes that touch it to its risk.
 SECURITY_NOTES: Mapping[str, str] = {
@@ -33,9 +28,6 @@ MENLO_GAIN = Gain("14 -> 0.45", "us copy latency", "Menlo, 8x RTX PRO 6000 in a 
 VGPU_MODES = ("VGPU", "VF")
 FOREIGN_DRIVERS = ("nouveau", "nova_core", "nova", "nova_drm", "nvidiafb")
 
-_SMALL_VM_KEYS = ("smbios1", "vmgenid", "meta")
-_DISK_KEY = re.compile(r"(?:scsi|virtio|sata|ide)\d+")
-
 
 # --- small things ---------------------------------------------------------------------------------------------------
 
@@ -46,6 +38,11 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     if len(names) > most:
         return f"{', '.join(shown)} and {len(names) - most} more"
     return " and ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else "".join(shown)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 GPU`` or ``3 GPUs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def log_excerpt(snapshot: Snapshot, lines: Sequence[LogLine], most: int = 3) -> Excerpt:
@@ -103,6 +100,33 @@ def gpu_count(snapshot: Snapshot) -> Fact[int]:
     return Fact(reason=f"the number of GPUs is not known: {reason}")
 
 
+def driver_gpu_count(snapshot: Snapshot) -> int | None:
+    """Return how many GPUs the driver showed in any of its outputs, or None where it showed none of them.
+
+    The longest list counts: a shorter one may be a cut paste.
+    """
+    driver, counts = snapshot.driver, []
+    smi = driver.smi.value
+    if snapshot.gpus.known and smi is not None and smi.state == "ok":
+        counts.append(len(snapshot.gpus.value or ()))
+    if driver.proc_gpus.known:
+        counts.append(len(driver.proc_gpus.value or ()))
+    if snapshot.topology.value is not None:
+        counts.append(len(snapshot.topology.value.gpus))
+    counts += [len(matrix.value.gpus) for matrix in snapshot.p2p.values() if matrix.value is not None]
+    if not counts and smi is not None and smi.state == "no_devices":
+        return 0
+    return max(counts, default=None)
+
+
+def device_id(gpu: Gpu) -> str | None:
+    """Return the PCI device id (four hex digits) that ``nvidia-smi`` tells: ``0x2BB510DE`` is ``2bb5``."""
+    for key, value in gpu.raw.items():
+        if key.lower().replace("_", " ").replace(".", " ").endswith("device id") and value.lower().startswith("0x"):
+            return value[2:6].lower()
+    return None
+
+
 def has_no_gpu(snapshot: Snapshot) -> bool:
     """Whether a complete list of PCI functions holds no NVIDIA GPU."""
     return snapshot.pci.functions.known and snapshot.pci.complete and not snapshot.pci.gpus()
@@ -120,241 +144,3 @@ def stop_risk(gpus: Sequence[PciFunction]) -> str:
     if models and all(model is not None and not model.stop_start_risk for model in models):
         return RISK_STOP
     return f"{RISK_STOP} {RISK_RESET}"
-
-
-# --- virtual machines -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Passed:
-    """One hostpci line with what is known of the device behind it.
-
-    ``functions`` holds the PCI functions that the line passes, as far as they are known. ``gpu`` is None where the
-    PCI devices of the host are not known. ``function_count`` is None where more functions may exist than are known.
-    """
-
-    line: HostPci
-    functions: tuple[PciFunction, ...]
-    gpu: bool | None
-    function_count: int | None
-
-    @property
-    def name(self) -> str:
-        """Return the key of the line: hostpci0."""
-        return f"hostpci{self.line.index}"
-
-    @property
-    def display(self) -> PciFunction | None:
-        """Return the GPU function of this line, where it is known."""
-        return next((one for one in self.functions if one.is_gpu), None)
-
-
-def full_bdf(path: str) -> str:
-    """Return a PCI path as sysfs writes it: ``01:00`` is ``0000:01:00``."""
-    path = path.strip().lower()
-    return path if path.count(":") >= 2 else f"0000:{path}"
-
-
-def passed(snapshot: Snapshot, config: VmConfig) -> tuple[Passed, ...]:
-    """Return the hostpci lines of a VM, resolved as far as the evidence goes."""
-    return tuple(_resolve(snapshot, line) for line in config.hostpci)
-
-
-def _resolve(snapshot: Snapshot, line: HostPci) -> Passed:
-    paths = line.paths
-    if line.mapping:
-        paths = (snapshot.vm.mappings.value or {}).get(line.mapping, ())
-    known = snapshot.pci.functions.value or {}
-    functions: list[PciFunction] = []
-    count: int | None = 0
-    for path in paths:
-        bdf = full_bdf(path)
-        if "." in bdf:
-            functions += [known[bdf]] if bdf in known else []
-            count = None if count is None else count + 1
-            continue
-        slot = [known[one] for one in sorted(known) if one.rpartition(".")[0] == bdf and not known[one].physfn]
-        functions += slot
-        # Two listed functions are two at least; a single one proves something only in a complete list.
-        sure = snapshot.pci.complete or len(slot) > 1
-        count = count + len(slot) if count is not None and sure else None
-    if not paths:
-        count = None
-    if any(one.is_gpu for one in functions):
-        gpu: bool | None = True
-    elif functions or _never_a_gpu(paths):
-        gpu = False
-    else:
-        gpu = None
-    if gpu is None and line.flag("x-vga"):
-        gpu = True
-    return Passed(line, tuple(functions), gpu, count)
-
-
-def _never_a_gpu(paths: Sequence[str]) -> bool:
-    """A physical GPU is function 0 of its slot: ``0e:10.4`` names something else, such as a network VF."""
-    return bool(paths) and all("." in path and not path.endswith(".0") for path in paths)
-
-
-def gpu_lines(snapshot: Snapshot, config: VmConfig) -> tuple[Passed, ...]:
-    """Return the hostpci lines of a VM that are GPUs or may be."""
-    return tuple(one for one in passed(snapshot, config) if one.gpu is not False)
-
-
-def peers_wanted(snapshot: Snapshot, config: VmConfig) -> bool | None:
-    """Whether this VM has two GPUs or more, so that P2P matters. None: not known."""
-    lines = gpu_lines(snapshot, config)
-    sure = sum(one.gpu is True for one in lines)
-    if sure >= 2 or len(lines) >= 3 or "gpudirect-clique" in config.settings.get("args", ""):
-        return True
-    if len(lines) <= 1:
-        return False
-    return True if sure == 0 else None
-
-
-def gpu_vms(snapshot: Snapshot) -> Iterator[tuple[VmConfig, tuple[Passed, ...]]]:
-    """Yield each VM that has GPUs passed through (or devices that may be GPUs), with those lines."""
-    for vmid in sorted(snapshot.vm.configs.value or {}, key=lambda one: (len(one), one)):
-        config = (snapshot.vm.configs.value or {})[vmid]
-        lines = gpu_lines(snapshot, config)
-        if lines:
-            yield config, lines
-
-
-def config_is_whole(config: VmConfig) -> bool:
-    """Whether this is a whole file, not an excerpt: Proxmox writes an id line into each one."""
-    keys = config.settings
-    if any(key in keys for key in _SMALL_VM_KEYS):
-        return True
-    return "memory" in keys and any(_DISK_KEY.fullmatch(key) for key in keys)
-
-
-def conf_line(config: VmConfig, *keys: str) -> Excerpt:
-    """Return lines of a VM's file as an excerpt; a key that is absent is said to be."""
-    lines = [config.lines.get(key, f"(no line {key}:)") for key in keys]
-    return Excerpt(config.source or f"pve.conf.{config.vmid}", "\n".join(lines))
-
-
-def vm(config: VmConfig) -> str:
-    """Return the subject of a VM: ``vm 101``."""
-    return f"vm {config.vmid}"
-
-
-def vmid(config: VmConfig) -> str:
-    """Return the id for commands; a placeholder where the file name did not tell it."""
-    return config.vmid if config.vmid.isdigit() else "VMID"
-
-
-def change_vm(rule: str, config: VmConfig, *commands: str) -> tuple[str, ...]:
-    """Return commands around a change of a VM: backup first, then the new start, then the way back.
-
-    Each rule keeps a backup of its own, so that a second fix does not overwrite the first one's way back.
-    """
-    number = vmid(config)
-    conf = f"/etc/pve/qemu-server/{number}.conf"
-    backup = f"/root/{number}.conf.before-{rule}"
-    return (
-        f"cp -a {conf} {backup}",
-        *commands,
-        f"qm showcmd {number} --pretty",
-        f"qm shutdown {number} && qm start {number}",
-        f"# way back: cp {backup} {conf} && qm shutdown {number} && qm start {number}",
-    )
-
-
-def without_option(raw: str, *names: str) -> str:
-    """Return a comma list without these options: ``host,hidden=1`` without ``hidden`` is ``host``."""
-    return ",".join(part for part in raw.split(",") if part.partition("=")[0].strip() not in names)
-
-
-def cpu_type(config: VmConfig) -> str | None:
-    """Return the CPU type of a VM, or None where the file has no cpu line."""
-    return config.option("cpu", "cputype", "cputype")
-
-
-def split_arguments(raw: str) -> list[str] | None:
-    """Split an ``args:`` line as a shell does, or return None where a quote is not closed."""
-    try:
-        return shlex.split(raw)
-    except ValueError:
-        return None
-
-
-@dataclass(frozen=True)
-class DeviceSet:
-    """One ``-set device.TARGET.NAME=VALUE``. ``suffix`` is ``.0`` where the id was written with a dot."""
-
-    index: int
-    suffix: str
-    name: str
-    value: str
-
-
-_DEVICE_SET = re.compile(r"device\.hostpci(\d+)(\.\d+)?\.([^=]+)=(.*)")
-CLIQUE = "x-nv-gpudirect-clique"
-
-
-def device_sets(arguments: Sequence[str]) -> tuple[DeviceSet, ...]:
-    """Return the ``-set device.hostpciN...`` of QEMU arguments."""
-    found = []
-    for flag, value in itertools.pairwise(arguments):
-        matched = _DEVICE_SET.fullmatch(value) if flag in ("-set", "--set") else None
-        if matched:
-            found.append(DeviceSet(int(matched[1]), matched[2] or "", matched[3], matched[4]))
-    return tuple(found)
-
-
-def vm_arguments(config: VmConfig) -> list[str]:
-    """Return the words of a VM's ``args:`` line; none where it is absent or cannot be split (rule B13 says so)."""
-    return split_arguments(config.settings.get("args", "")) or []
-
-
-def hides_kvm(arguments: Sequence[str]) -> bool:
-    """Whether QEMU arguments switch the KVM signature off (``-cpu host,kvm=off``)."""
-    return any("kvm=off" in value.split(",") for flag, value in itertools.pairwise(arguments) if flag == "-cpu")
-
-
-# --- a guest and its hypervisor -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Home:
-    """Where a guest runs: the host name of its hypervisor, and its VM there."""
-
-    host: str
-    config: VmConfig
-
-
-def home_of(guest: Snapshot, fleet: Fleet) -> Home | str:
-    """Return the hypervisor and VM of a guest, or why they are not known.
-
-    The SMBIOS uuid decides. Without it, a single hypervisor with a single VM that has GPUs is taken.
-    """
-    hypervisors = [one for one in fleet.values() if one.vm.configs.known and one.host != guest.host]
-    if not hypervisors:
-        return "its hypervisor is not among the audited hosts"
-    uuid = (guest.machine.smbios_uuid.value or "").lower()
-    if uuid:
-        for host in hypervisors:
-            for config in (host.vm.configs.value or {}).values():
-                if (config.option("smbios1", "uuid") or "").lower() == uuid:
-                    return Home(host.host, config)
-    guests = [one for one in fleet.values() if one.role.value == "guest"]
-    machines = [(host, config) for host in hypervisors for config, _ in gpu_vms(host)]
-    if len(machines) != 1 or len(guests) > 1:
-        return "no audited hypervisor has a VM with this guest's SMBIOS uuid"
-    host, config = machines[0]
-    other = config.option("smbios1", "uuid")
-    if uuid and other and other.lower() != uuid:
-        return f"VM {config.vmid} of {host.host} has another SMBIOS uuid"
-    return Home(host.host, config)
-
-
-def guest_of(hypervisor: Snapshot, config: VmConfig, fleet: Fleet) -> Snapshot | None:
-    """Return the audited guest that runs in this VM, where there is one."""
-    for snapshot in fleet.values():
-        if snapshot.role.value == "guest":
-            home = home_of(snapshot, fleet)
-            if isinstance(home, Home) and home.host == hypervisor.host and home.config.vmid == config.vmid:
-                return snapshot
-    return None

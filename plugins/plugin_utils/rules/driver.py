@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.finding import Excerpt, Fix
-from ..core.snapshot import AptChange, Fact, Snapshot
-from .common import FOREIGN_DRIVERS, has_no_gpu, listed, log_excerpt, log_lines
+from ..core.snapshot import AptChange, Fact, Gpu, Snapshot
+from .common import FOREIGN_DRIVERS, device_id, has_no_gpu, listed, log_excerpt, log_lines
 from .knowledge import GpuModel, gpu_model, gpu_model_by_name, version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
 
@@ -27,7 +27,7 @@ def _models(snapshot: Snapshot) -> dict[str, GpuModel | None]:
     found: dict[str, GpuModel | None] = {one.bdf: gpu_model(one.device) for one in snapshot.pci.gpus()}
     if not found:
         found = {
-            gpu.bus_id or gpu.name: gpu_model((gpu.raw.get("Device Id") or "")[2:6]) or gpu_model_by_name(gpu.name)
+            gpu.bus_id or gpu.name: gpu_model(device_id(gpu)) or gpu_model_by_name(gpu.name)
             for gpu in snapshot.gpus.value or ()
         }
     return found
@@ -36,6 +36,14 @@ def _models(snapshot: Snapshot) -> dict[str, GpuModel | None]:
 # --- F1: whether it runs --------------------------------------------------------------------------------------------
 
 _NO_RESET = ("none", "n/a", "[n/a]", "")
+
+
+def _recovery(gpu: Gpu) -> str:
+    """Return what a GPU needs before it works again: ``reset``, ``reboot`` ..., or "" for nothing."""
+    said = (gpu.recovery_action or "").lower()
+    if said not in _NO_RESET:
+        return said
+    return "reset" if any("gpu requires reset" in value.lower() for value in gpu.raw.values()) else ""
 
 
 @rule(
@@ -55,12 +63,12 @@ _NO_RESET = ("none", "n/a", "[n/a]", "")
 )
 def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     driver = snapshot.driver
-    needing_reset = [gpu for gpu in snapshot.gpus.value or () if (gpu.recovery_action or "").lower() not in _NO_RESET]
-    for gpu in needing_reset:
+    needing_reset = [(gpu, what) for gpu in snapshot.gpus.value or () if (what := _recovery(gpu))]
+    for gpu, what in needing_reset:
         which = "" if gpu.index is None else f" -i {gpu.index}"
         yield verdict(
             "fail",
-            f"GPU {gpu.bus_id or gpu.index} needs a {(gpu.recovery_action or '').lower()} and cannot be used",
+            f"GPU {gpu.bus_id or gpu.index} needs a {what} and cannot be used",
             snapshot.gpus,
             subject=gpu.bus_id,
             why="The driver itself says so. Its other values (temperature, link, use) mean nothing until then.",

@@ -11,8 +11,9 @@ from ..core.finding import SEVERITIES, Finding, Severity
 from ..core.snapshot import Snapshot
 
 # Importing a family puts its rules on the list.
-from . import driver, hygiene, hypervisor, identity, p2p, vm_config  # noqa: F401
-from .common import SECURITY_NOTES, Home, home_of, listed
+from . import driver, hygiene, hypervisor, identity, mmio, p2p, vm_config  # noqa: F401
+from .common import SECURITY_NOTES, listed
+from .machines import Home, home_of
 from .registry import RULES, Fleet, Rule, as_finding, verdict
 
 # What a finding about a VM on the hypervisor causes in the guest that runs in it.

@@ -7,14 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import CommandLine, DkmsState, Fact, Snapshot
-from .common import (
-    SECURITY_NOTES,
-    is_pve_kernel,
-    kernel_version,
-    listed,
-    listed_items,
-    token,
-)
+from .common import SECURITY_NOTES, is_pve_kernel, kernel_version, listed, listed_items, token
 from .hypervisor import iommu_off_tokens, set_kernel_parameters
 from .knowledge import version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
@@ -155,8 +148,8 @@ def _framebuffer(snapshot: Snapshot, line: CommandLine, fact: Fact[CommandLine],
         snapshot,
         "warn",
         "video",
-        f"{listed([token('video', one) for one in values])} has no effect from kernel {text} on; "
-        f"initcall_blacklist=sysfb_init is what frees the boot framebuffer{where}",
+        f"{listed([token('video', one) for one in values])} {'has' if len(values) == 1 else 'have'} "
+        f"no effect from kernel {text} on; initcall_blacklist=sysfb_init is what frees the boot framebuffer{where}",
         fact,
     )
 

@@ -10,8 +10,7 @@ from ..core.snapshot import CommandLine, Fact, PciFunction, Snapshot
 from .common import (
     FOREIGN_DRIVERS,
     SECURITY_NOTES,
-    Passed,
-    gpu_vms,
+    counted,
     is_pve_kernel,
     kernel_version,
     listed,
@@ -21,6 +20,7 @@ from .common import (
     token,
 )
 from .knowledge import number, version, version_text
+from .machines import Passed, gpu_vms
 from .registry import Fleet, Verdict, rule, verdict
 
 _OFF = ("iommu", "intel_iommu", "amd_iommu")
@@ -83,7 +83,7 @@ def _iommu_enabled(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     off = iommu_off_tokens(kernel.command_line.value or CommandLine())
     groups = iommu.groups.value or {}
     if iommu.units.value or (groups and not iommu.units.known):
-        yield verdict("pass", f"The IOMMU is on, with {len(groups)} groups", iommu.units, iommu.groups)
+        yield verdict("pass", f"The IOMMU is on, with {counted(len(groups), 'group')}", iommu.units, iommu.groups)
         return
     if iommu.units.value and iommu.groups.known and not groups:
         yield verdict("fail", "There is an IOMMU, but no IOMMU group", iommu.units, iommu.groups)
@@ -373,7 +373,11 @@ def _judge_binding(snapshot: Snapshot, gpu: PciFunction, vmid: str, line: Passed
     if gpu.driver is None:
         reason = "the driver of this function was not read, or cut off"
         if by_id:
-            reason += "; options vfio-pci ids= names it, which alone does not bind it"
+            reason += (
+                "; options vfio-pci ids= names it, which alone does not bind it: look at lspci -nnk, and where it is "
+                "not bound, at the initramfs, at softdep lines, and at the slot's other functions, "
+                "which ids= must name too"
+            )
         return verdict(
             "unknown",
             f"Whether {gpu.bdf}{where} is bound to vfio-pci is not known",
@@ -521,11 +525,12 @@ def _cmdline_applied(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if not missing:
         yield verdict("pass", f"The kernel runs with the parameters of {place}", running, fact)
         return
+    by_whom = f" ({loader.value} starts this machine)" if loader.known else ""
     matters = [one for one in missing if _MATTERS.fullmatch(one.partition("=")[0])]
     apply = "proxmox-boot-tool refresh" if place == "/etc/kernel/cmdline" else "update-grub"
     yield verdict(
         "fail" if matters else "warn",
-        f"{listed(missing)} {_stands(missing)} in {place}, but not on the running kernel's command line",
+        f"{listed(missing)} {_stands(missing)} in {place}{by_whom}, but not on the running kernel's command line",
         fact,
         running,
         fix=Fix("Apply the boot configuration and reboot", (apply, "reboot")),

@@ -9,16 +9,16 @@ from ..core.snapshot import Snapshot
 from .common import (
     MENLO_GAIN,
     RISK_STOP,
-    Home,
-    gpu_lines,
+    counted,
+    driver_gpu_count,
     has_no_gpu,
-    home_of,
     listed,
     log_excerpt,
     log_lines,
     virtual_gpus,
 )
 from .knowledge import names
+from .machines import Home, gpu_lines, home_of
 from .registry import Fleet, Verdict, rule, verdict
 
 _OTHER_HYPERVISORS = ("vmware", "xen", "amazon", "google", "microsoft", "oracle", "parallels", "bhyve")
@@ -237,18 +237,14 @@ def _all_present(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         if len(sure) > on_bus:
             yield verdict(
                 "fail",
-                f"{len(sure)} GPUs are passed to this guest, but only {on_bus} are on its PCI bus",
+                f"{counted(len(sure), 'GPU')} are passed to this guest, but only {on_bus} on its PCI bus",
                 snapshot.pci.functions,
                 *(Excerpt(home.config.source or "pve.conf", one.line.line) for one in sure),
                 fix=_look_at_start(home.config.vmid),
                 explains=("F1",),
             )
             return
-    in_driver = len(snapshot.gpus.value or ()) if snapshot.gpus.known and answered else None
-    if in_driver is None and snapshot.driver.proc_gpus.known:
-        in_driver = len(snapshot.driver.proc_gpus.value or ())
-    if smi is not None and smi.state == "no_devices":
-        in_driver = 0
+    in_driver = driver_gpu_count(snapshot)
     if on_bus is not None and in_driver is not None and in_driver < on_bus:
         yield verdict(
             "fail",
@@ -270,7 +266,7 @@ def _all_present(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         if on_bus == 0:
             yield verdict("not_applicable", "There is no NVIDIA GPU here", reason="no NVIDIA GPU on the PCI bus")
         else:
-            yield verdict("pass", f"All {on_bus} GPUs on the PCI bus are used by the driver", *evidence)
+            yield verdict("pass", f"The driver uses all of the {counted(on_bus, 'GPU')} on the PCI bus", *evidence)
     else:
         missing = "the list of PCI devices" if on_bus is None else "the driver's list of GPUs"
         detail = snapshot.pci.functions.reason if on_bus is None else snapshot.driver.smi.reason

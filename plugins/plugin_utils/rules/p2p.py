@@ -8,29 +8,26 @@ from typing import Any
 
 from ..core.finding import RUNG_CLAIMED, Excerpt, Fix, Gain
 from ..core.snapshot import Approval, Fact, Setting, Snapshot, VmConfig
-from .common import (
+from .common import MENLO_GAIN, RISK_STOP, SECURITY_NOTES, gpu_count, listed, stop_risk, virtual_gpus
+from .knowledge import gpu_model, gpu_model_by_name, names, number, version, version_text, version_tuple
+from .machines import (
     CLIQUE,
-    MENLO_GAIN,
-    RISK_STOP,
-    SECURITY_NOTES,
     DeviceSet,
     Home,
     Passed,
     change_vm,
     conf_line,
     device_sets,
-    gpu_count,
+    dotted,
+    each_vm,
     gpu_vms,
     home_of,
-    listed,
-    stop_risk,
-    virtual_gpus,
+    runs_as_asked,
     vm,
     vm_arguments,
     vmid,
 )
-from .knowledge import gpu_model, gpu_model_by_name, names, number, version, version_text, version_tuple
-from .peers import Grants, Pair, delivery, grants, why_no_grants
+from .peers import Grants, Pair, components, delivery, grants, why_no_grants
 from .registry import Fleet, Verdict, rule, verdict
 
 _CLIQUE_RISK = (
@@ -288,20 +285,9 @@ def _clique_consistent(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     sources=("measured on QEMU 7.2", "QEMU hw/vfio/pci-quirks.c"),
     without_role=True,
 )
-def _clique_target(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-    if not snapshot.vm.configs.known:
-        yield verdict("unknown", "The VM configurations are not known", reason=snapshot.vm.configs.reason)
-        return
-    found = False
-    for config, lines in gpu_vms(snapshot):
-        found = True
-        yield _judge_targets(snapshot, config, lines)
-    if not found:
-        yield verdict(
-            "not_applicable",
-            "No VM of this host has a GPU passed through",
-            reason="no VM configuration has a hostpci line that is a GPU",
-        )
+@each_vm
+def _clique_target(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
+    yield _judge_targets(snapshot, config, lines)
 
 
 def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ...]) -> Verdict:
@@ -330,12 +316,15 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
             wrong.append(f"the id {name}{one.suffix} cannot be addressed")
         if not (one.value.isdigit() and int(one.value) <= number("gpudirect.max_clique")):
             wrong.append(f"clique {one.value} of {name} is not in 0 to {number('gpudirect.max_clique')}")
+    targets = {one.index for one in sets}
+    unreachable = [one.name for one in lines if one.line.index in targets and dotted(one) is not False]
+    if unreachable and not (config.running_arguments.value and runs_as_asked(config)):
+        wrong.append(f"{listed(unreachable)} names a slot without a function, which -set does not find (rule B8)")
     others = len(config.hostpci) > len(lines) or any(
         len(one.functions) > 1 or (one.line.all_functions and one.function_count is None) for one in lines
     )
     if everywhere and others:
         wrong.append("-global sets it on every passed device, and one that is no NVIDIA GPU stops the start")
-    targets = {one.index for one in sets}
     without = [] if everywhere else [one for one in lines if one.line.index not in targets]
     sure = [one.name for one in without if one.gpu]
     fix = Fix(
@@ -507,6 +496,49 @@ def _stock_refusers(snapshot: Snapshot) -> list[str]:
     without_role=True,
 )
 def _p2p_matrix(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
+    yield from _grants(snapshot)
+    if snapshot.role.value != "guest":
+        # In a guest the topology is the emulator's, and says nothing about the machine.
+        yield from _sockets(snapshot)
+
+
+def _sockets(snapshot: Snapshot) -> Iterator[Verdict]:
+    """Judge what nvidia-smi topo -m says: which pairs cross the sockets, and which GPU has no NUMA node."""
+    topology = snapshot.topology.value
+    if topology is None:
+        return
+    links = {pair: code for pair, code in topology.links.items() if set(pair) <= set(topology.gpus)}
+    crossing = [pair for pair, code in links.items() if code == "SYS"]
+    near = [pair for pair, code in links.items() if code not in ("SYS", "X")]
+    groups = components(topology.gpus, near)
+    if crossing:
+        alone = all(len(group) == 1 for group in groups)
+        where = "; ".join("{" + ", ".join(group) + "}" for group in groups if len(group) > 1)
+        yield verdict(
+            "warn" if alone else "info",
+            f"{_shown(crossing)} cross sockets or dies (SYS)"
+            + ("" if alone else f": keep tensor parallel groups inside {where}"),
+            snapshot.topology,
+            subject="topology",
+            why="Tensor parallel traffic between them takes the link between the dies or sockets. SYS "
+            "alone does not mean "
+            "that P2P is refused.",
+            fix=Fix("Prefer slots on one NUMA node for GPUs that work together") if alone else None,
+        )
+    known = [gpu for gpu in topology.gpus if topology.numa_affinity.get(gpu) is not None]
+    without = [gpu for gpu in topology.gpus if gpu in topology.numa_affinity and gpu not in known]
+    if known and without:
+        cpus = [f"{gpu} to CPUs {topology.cpu_affinity[gpu]}" for gpu in without if topology.cpu_affinity.get(gpu)]
+        yield verdict(
+            "info",
+            f"The firmware names no NUMA node for {listed(without)}"
+            + (f": pin {listed(cpus)} instead of using numactl --cpunodebind" if cpus else ""),
+            snapshot.topology,
+            subject="numa",
+        )
+
+
+def _grants(snapshot: Snapshot) -> Iterator[Verdict]:
     found = grants(snapshot)
     if found is None:
         if _one_gpu(snapshot):
@@ -625,6 +657,9 @@ def _all_granted(snapshot: Snapshot, found: Grants) -> Iterator[Verdict]:
         "pass",
         f"The driver grants P2P to all pairs of the {len(found.gpus)} GPUs{over}: a claim, delivery is not shown by it",
         *evidence,
+        why="A driver's OK and a copy test are no proof: test delivery and a value-checked collective, "
+        "and keep the engine's "
+        "custom all-reduce off until then. On GeForce cards an OK means a patched driver: the stock driver refuses.",
     )
 
 

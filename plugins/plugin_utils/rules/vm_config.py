@@ -4,78 +4,36 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix
-from ..core.snapshot import PciFunction, Snapshot, VmConfig
-from .common import (
+from ..core.snapshot import Snapshot, VmConfig
+from .common import MENLO_GAIN, RISK_STOP, listed, stop_risk
+from .knowledge import names
+from .machines import (
     CLIQUE,
-    MENLO_GAIN,
-    RISK_STOP,
     Passed,
+    absent,
     change_vm,
     conf_line,
     config_is_whole,
     cpu_type,
     device_sets,
-    gpu_vms,
+    display_functions,
+    dotted,
+    each_vm,
     guest_of,
     hides_kvm,
-    listed,
-    log_excerpt,
-    log_lines,
     peers_wanted,
+    reports_host_cpu,
+    runs_as_asked,
     split_arguments,
-    stop_risk,
     vm,
     vm_arguments,
     vmid,
     without_option,
 )
-from .knowledge import names, number
-from .registry import Fleet, Judge, Verdict, rule, verdict
-
-_VmJudge = Callable[[Snapshot, Fleet, VmConfig, tuple[Passed, ...]], Iterable[Verdict]]
-
-_GIB = 1 << 30
-_MIB = 1 << 20
-
-
-def _each_vm(judge_vm: _VmJudge) -> Judge:
-    """Make a judge of a host from a judge of one VM with GPUs."""
-
-    def judge(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-        configs = snapshot.vm.configs
-        if not configs.known:
-            yield verdict("unknown", "The VM configurations are not known", reason=configs.reason or "not collected")
-            return
-        found = False
-        for config, lines in gpu_vms(snapshot):
-            found = True
-            yield from judge_vm(snapshot, fleet, config, lines)
-        if not found:
-            yield verdict(
-                "not_applicable",
-                "No VM of this host has a GPU passed through",
-                reason="no VM configuration has a hostpci line that is a GPU",
-            )
-
-    return judge
-
-
-def _absent(config: VmConfig, key: str, what: str) -> Verdict:
-    """Say that a key is not in an excerpt of a file, which proves nothing."""
-    return verdict(
-        "unknown",
-        f"{what} of VM {config.vmid} is not known",
-        subject=vm(config),
-        reason=f"the configuration is only an excerpt and holds no line {key}:",
-    )
-
-
-def _gpus(lines: Sequence[Passed]) -> list[PciFunction]:
-    return [one.display for one in lines if one.display is not None]
-
+from .registry import Fleet, Verdict, rule, verdict
 
 # --- B1, B2, B3: whether KVM is visible -----------------------------------------------------------------------------
 
@@ -113,7 +71,7 @@ def _true(value: str | None) -> bool:
     gain=MENLO_GAIN,
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _hidden(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     setting = config.option("cpu", "hidden")
     model = _model_hides(snapshot, config) if setting is None else False
@@ -135,7 +93,7 @@ def _hidden(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pas
             fix=Fix(
                 "Show KVM to the guest",
                 change_vm("B1", config, command),
-                risk=stop_risk(_gpus(lines)),
+                risk=stop_risk(display_functions(lines)),
             ),
         )
     elif isinstance(model, str):
@@ -156,11 +114,11 @@ def _hidden(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pas
             fix=Fix(
                 "Stop and start the VM: the old QEMU process keeps the old command line",
                 (f"qm shutdown {number_} && qm start {number_}",),
-                risk=stop_risk(_gpus(lines)),
+                risk=stop_risk(display_functions(lines)),
             ),
         )
     elif "cpu" not in config.settings and not config_is_whole(config):
-        yield _absent(config, "cpu", "Whether KVM is hidden in the cpu line")
+        yield absent(config, "cpu", "Whether KVM is hidden in the cpu line")
     else:
         yield verdict(
             "pass",
@@ -191,7 +149,7 @@ def _line_without(one: Passed, option: str) -> str:
     gain=MENLO_GAIN,
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _x_vga(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     with_vga = [one for one in lines if one.line.flag("x-vga")]
     if not with_vga:
@@ -209,7 +167,8 @@ def _x_vga(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pass
             *(f"qm set {number_} --{one.name} '{_line_without(one, 'x-vga')}'" for one in with_vga),
             *console,
         ),
-        risk=stop_risk(_gpus(lines)) + " The default display comes back: keep a console while you change it.",
+        risk=stop_risk(display_functions(lines))
+        + " The default display comes back: keep a console while you change it.",
     )
     evidence = (conf_line(config, *(one.name for one in with_vga), "cpu"),)
     if explicit is not None and not _true(explicit):
@@ -260,7 +219,7 @@ def _x_vga(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pass
     sources=("NVIDIA open-gpu-kernel-modules hypervisor.c", "qemu-server"),
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _hv_vendor(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     vendor = config.option("cpu", "hv-vendor-id")
     in_args = "hv_vendor_id" in config.settings.get("args", "") or "hv-vendor-id" in config.settings.get("args", "")
@@ -276,7 +235,7 @@ def _hv_vendor(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
             fix=Fix(
                 "Use the Linux ostype",
                 change_vm("B3", config, f"qm set {vmid(config)} --ostype l26"),
-                risk=stop_risk(_gpus(lines)),
+                risk=stop_risk(display_functions(lines)),
             ),
         )
     elif vendor is not None or in_args:
@@ -303,19 +262,6 @@ def _hv_vendor(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
 # --- B4, B5: the CPU ------------------------------------------------------------------------------------------------
 
 
-def _reports_host_cpu(snapshot: Snapshot, config: VmConfig) -> bool | str:
-    """Whether the guest sees the host's CPU, or why that is not known."""
-    kind = cpu_type(config)
-    if kind is None or not kind.startswith("custom-"):
-        return kind == "host"
-    if not snapshot.vm.cpu_models.known:
-        return f"CPU model {kind} is defined in /etc/pve/virtual-guest/cpu-models.conf, which was not read"
-    model = (snapshot.vm.cpu_models.value or {}).get(kind)
-    if model is None:
-        return f"CPU model {kind} is not in /etc/pve/virtual-guest/cpu-models.conf"
-    return model.get("reported-model") == "host"
-
-
 @rule(
     "B4",
     "pve-cpu-host",
@@ -336,13 +282,13 @@ def _reports_host_cpu(snapshot: Snapshot, config: VmConfig) -> bool | str:
     sources=("qemu-server CPUConfig.pm", "NVIDIA open-gpu-kernel-modules p2p_caps.c", "club-3090 #584"),
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _cpu_host(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     kind = cpu_type(config)
     if kind is None and not config_is_whole(config):
-        yield _absent(config, "cpu", "The CPU type")
+        yield absent(config, "cpu", "The CPU type")
         return
-    host = _reports_host_cpu(snapshot, config)
+    host = reports_host_cpu(snapshot, config)
     if host is True:
         yield verdict("pass", f"VM {config.vmid} has the host's CPU", conf_line(config, "cpu"), subject=vm(config))
         return
@@ -369,107 +315,9 @@ def _cpu_host(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
         fix=Fix(
             "Give the guest the host's CPU",
             change_vm("B4", config, f"qm set {vmid(config)} --cpu '{cpu}'"),
-            risk=stop_risk(_gpus(lines)),
+            risk=stop_risk(display_functions(lines)),
         ),
     )
-
-
-def _guest_bits(snapshot: Snapshot, config: VmConfig) -> int | str:
-    """Return the guest's physical address bits, or why they are not known."""
-    given = config.option("cpu", "phys-bits")
-    host = snapshot.cpu.physical_bits
-    if given is not None and given.isdigit():
-        return int(given)
-    as_host = _reports_host_cpu(snapshot, config)
-    if isinstance(as_host, str):
-        return as_host
-    if given == "host" or as_host:
-        return host.value if host.value is not None else f"the host's address bits are not known ({host.reason})"
-    if cpu_type(config) is None and not config_is_whole(config):
-        return "the configuration is only an excerpt and holds no line cpu:"
-    return number("mmio.default_guest_bits")
-
-
-@rule(
-    "B5",
-    "pve-phys-bits",
-    title="The guest has enough physical address bits for its GPUs",
-    roles=("hypervisor",),
-    severity="high",
-    looks_at=("pve.conf", "proc.cpuinfo", "sysfs.pci"),
-    why="OVMF places large BARs in the top eighth of the guest's address space: 40 bits leave 128 GiB for them.",
-    restart="vm_stop_start",
-    automation="ask",
-    risk=RISK_STOP,
-    verify="grep -m1 'address sizes' /proc/cpuinfo   # in the guest",
-    sources=("qemu-server commit 980ee163", "measured on QEMU and OVMF"),
-    without_role=True,
-)
-@_each_vm
-def _phys_bits(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
-    bits = _guest_bits(snapshot, config)
-    host = snapshot.cpu.physical_bits.value
-    evidence = (conf_line(config, "cpu"), snapshot.cpu.physical_bits)
-    if isinstance(bits, str):
-        yield verdict(
-            "unknown", f"The address bits of VM {config.vmid} are not known", *evidence, subject=vm(config), reason=bits
-        )
-        return
-    need = _need_bytes(lines)
-    narrow = number("mmio.narrow_host_bits")
-    flags = config.option("cpu", "flags") or ""
-    if host is not None and host <= narrow < bits:
-        yield verdict(
-            "warn",
-            f"VM {config.vmid} has {bits} address bits on a host with {host}: its IOMMU may not reach the GPUs' BARs",
-            *evidence,
-            subject=vm(config),
-            severity="medium",
-            fix=Fix(
-                "Place the BARs where the IOMMU reaches them",
-                change_vm(
-                    "B5",
-                    config,
-                    f"qm set {vmid(config)} --cpu '{without_option(config.settings.get('cpu', 'host'), 'phys-bits')},"
-                    f"phys-bits={host}'",
-                ),
-                risk=stop_risk(_gpus(lines)),
-            ),
-        )
-    elif need is not None and need > _window_bytes(bits, None) and (host is None or bits < host):
-        yield verdict(
-            "fail",
-            f"VM {config.vmid} has {bits} address bits: too few for {_gib(need)} of GPU memory windows",
-            *evidence,
-            subject=vm(config),
-            fix=Fix(
-                "Give the guest the host's CPU, and with it the host's address bits",
-                change_vm("B5", config, f"qm set {vmid(config)} --cpu host"),
-                risk=stop_risk(_gpus(lines)),
-            ),
-            explains=("B11",),
-        )
-    elif _reports_host_cpu(snapshot, config) is not True and bits > 40 and "+pdpe1gb" not in flags:
-        yield verdict(
-            "warn",
-            f"OVMF may cut the {bits} address bits of VM {config.vmid} to 40: its CPU type lacks pdpe1gb",
-            *evidence,
-            subject=vm(config),
-            fix=Fix(
-                "Use the host's CPU, or add the flag",
-                change_vm("B5", config, f"qm set {vmid(config)} --cpu host"),
-                risk=stop_risk(_gpus(lines)),
-            ),
-        )
-    elif host is not None and bits >= host:
-        yield verdict("pass", f"VM {config.vmid} has the host's {bits} address bits", *evidence, subject=vm(config))
-    else:
-        yield verdict(
-            "info",
-            f"VM {config.vmid} has {bits} address bits: OVMF has {_gib(_window_bytes(bits, None))} for large BARs",
-            *evidence,
-            subject=vm(config),
-        )
 
 
 # --- B6, B7, B8: machine type and hostpci lines ---------------------------------------------------------------------
@@ -494,11 +342,11 @@ def _phys_bits(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
     sources=("pve-docs qm-pci-passthrough",),
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _machine(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     machine = config.settings.get("machine")
     if machine is None and not config_is_whole(config):
-        yield _absent(config, "machine", "The machine type")
+        yield absent(config, "machine", "The machine type")
         return
     if machine is not None and "q35" in (config.option("machine", "type", "type") or ""):
         yield verdict("pass", f"VM {config.vmid} is a q35 machine", conf_line(config, "machine"), subject=vm(config))
@@ -536,7 +384,7 @@ def _machine(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pa
     sources=("qemu-server PCI.pm", "pve-docs qm-pci-passthrough"),
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _pcie(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     bare = [one for one in lines if not one.line.flag("pcie")]
     machine = config.settings.get("machine", "")
@@ -589,16 +437,9 @@ def _pcie(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passe
                 config,
                 *(f"qm set {number_} --{one.name} '{_line_without(one, 'pcie')},pcie=1'" for one in bare),
             ),
-            risk=stop_risk(_gpus(lines)),
+            risk=stop_risk(display_functions(lines)),
         ),
     )
-
-
-def dotted(one: Passed) -> bool | None:
-    """Whether QEMU knows this line's device as ``hostpciN.0``; None where the count of functions is not known."""
-    if one.function_count is not None:
-        return one.function_count > 1
-    return None if one.line.mapping or one.line.all_functions else False
 
 
 def _with_function(one: Passed) -> str:
@@ -625,7 +466,7 @@ def _with_function(one: Passed) -> str:
     sources=("measured on QEMU 7.2", "qemu-server cfg2cmd tests", "club-3090 #890"),
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _function(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     targets = {one.index for one in device_sets(vm_arguments(config))}
     whole = [one for one in lines if dotted(one) is not False]
@@ -640,7 +481,7 @@ def _function(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
     hit = [one for one in whole if one.line.index in targets]
     running = config.running_arguments.value
     names_ = listed([one.name for one in hit or whole])
-    if hit and running and _runs_as_asked(config):
+    if hit and running and runs_as_asked(config):
         yield verdict(
             "pass",
             f"VM {config.vmid} runs with its -set properties, so QEMU knows {names_}",
@@ -666,7 +507,7 @@ def _function(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
                         if not one.line.mapping
                     ),
                 ),
-                risk=stop_risk(_gpus(lines)),
+                risk=stop_risk(display_functions(lines)),
             ),
             explains=("D3",),
         )
@@ -688,251 +529,9 @@ def _function(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
         )
 
 
-# --- B11: MMIO space ------------------------------------------------------------------------------------------------
-
-
-def _need_bytes(lines: Sequence[Passed]) -> int | None:
-    """Return the sum of the BARs of a VM's GPUs, or None where one of them is not known."""
-    total = 0
-    for one in lines:
-        if one.display is None or not one.display.regions:
-            return None
-        for function in one.functions:
-            for region in function.regions.values():
-                if region.size_bytes is None:
-                    return None
-                total += region.size_bytes
-    return total
-
-
-def _window_bytes(bits: int, knob_mib: int | None) -> int:
-    """Return OVMF's 64-bit window: an eighth of the address space, or the knob where it is larger."""
-    if bits < number("mmio.ovmf_dynamic_from_bits"):
-        window = number("mmio.ovmf_legacy_window_gib") * _GIB
-    else:
-        window = 1 << (bits - number("mmio.ovmf_window_shift_bits"))
-    return max(window, (knob_mib or 0) * _MIB)
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.0f} GiB" if size % _GIB == 0 else f"{size / _GIB:.1f} GiB"
-
-
-_KNOB = re.compile(r"X-PciMmio64Mb,string=(\d+)")
-
-
-def _knob_steps(config: VmConfig, knob_mib: int) -> tuple[str, ...]:
-    old = _KNOB.sub("", config.settings.get("args", ""))
-    old = re.sub(r"-fw_cfg\s+name=opt/ovmf/\s*", "", old).strip()
-    new = f"-fw_cfg name=opt/ovmf/X-PciMmio64Mb,string={knob_mib}"
-    args = f"{old} {new}".strip().replace("'", "'\\''")
-    return (f"qm set {vmid(config)} --args '{args}'",)
-
-
-def _power_above(size: int) -> int:
-    power = 1
-    while power < size:
-        power *= 2
-    return power
-
-
-@rule(
-    "B11",
-    "mmio64-window",
-    title="The guest has room for the memory windows of all its GPUs",
-    roles=("hypervisor", "guest"),
-    severity="critical",
-    looks_at=("pve.conf", "sysfs.pci", "proc.cpuinfo", "kernel_log"),
-    why=(
-        "OVMF gives large BARs an eighth of the guest's address space. What does not fit gets no address, and a GPU "
-        "without BARs does not start. A knob as large as the address space makes the firmware hang."
-    ),
-    restart="vm_stop_start",
-    automation="ask",
-    risk=f"{RISK_STOP} Too large a value hangs the firmware with a black console: keep the old args.",
-    verify="lspci -d 10de: -vv | grep -E 'Region|unassigned|ignored'   # in the guest: no BAR without an address",
-    sources=("measured on QEMU 7.2 and OVMF 2022.11", "Proxmox forum 179366", "canonical/lxd #14381"),
-    without_role=True,
-)
-def _mmio_window(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-    if snapshot.vm.configs.known:
-        yield from _each_vm(_window_of_vm)(snapshot, fleet)
-        return
-    if snapshot.role.value == "hypervisor":
-        reason = snapshot.vm.configs.reason or "not collected"
-        yield verdict("unknown", "The VM configurations are not known", reason=reason)
-        return
-    yield from _bars_of_guest(snapshot)
-
-
-def _window_of_vm(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
-    found = _KNOB.search(config.settings.get("args", ""))
-    knob = int(found.group(1)) if found else None
-    bits = _guest_bits(snapshot, config)
-    need = _need_bytes(lines)
-    evidence = [conf_line(config, "cpu", "bios", *(["args"] if knob is not None else []))]
-    if not isinstance(bits, str) and knob is not None and knob * _MIB >= 1 << bits:
-        yield verdict(
-            "fail",
-            f"VM {config.vmid} asks OVMF for {_gib(knob * _MIB)} of MMIO space in {bits} address "
-            "bits: its firmware hangs",
-            *evidence,
-            subject=vm(config),
-            fix=Fix(
-                "Make the knob smaller than half of the address space",
-                change_vm("B11", config, *_knob_steps(config, (1 << (bits - 2)) // _MIB)),
-                risk=stop_risk(_gpus(lines)),
-            ),
-        )
-        return
-    bios = config.settings.get("bios")
-    reason = ""
-    if bios is None and not config_is_whole(config):
-        reason = "the configuration is only an excerpt and holds no line bios:"
-    elif bios != "ovmf":
-        reason = "the VM boots SeaBIOS, whose placement cannot be predicted: look at the BARs inside the guest"
-    elif isinstance(bits, str):
-        reason = bits
-    elif need is None:
-        reason = "the BAR sizes of the passed GPUs are not known on this host"
-    if reason or isinstance(bits, str) or need is None:
-        yield verdict(
-            "unknown",
-            f"Whether VM {config.vmid} has room for the BARs of its GPUs is not known",
-            *evidence,
-            subject=vm(config),
-            reason=reason,
-        )
-        return
-    window = _window_bytes(bits, knob)
-    if need <= window:
-        yield verdict(
-            "pass",
-            f"VM {config.vmid} has {_gib(window)} of MMIO space for {_gib(need)} of GPU BARs",
-            *evidence,
-            subject=vm(config),
-        )
-        return
-    yield verdict(
-        "fail",
-        f"VM {config.vmid} has {_gib(window)} of MMIO space for {_gib(need)} of GPU BARs: some GPUs will not start",
-        *evidence,
-        Excerpt("sysfs.pci", "\n".join(_bar_line(one.display) for one in lines if one.display)),
-        subject=vm(config),
-        fix=_window_fix(snapshot, config, need, bits, lines),
-    )
-
-
-def _bar_line(function: PciFunction) -> str:
-    sizes = [f"BAR {index} {_size(region.size_bytes)}" for index, region in sorted(function.regions.items())]
-    return f"{function.bdf} {', '.join(sizes)}"
-
-
-def _size(size: int | None) -> str:
-    if size is None:
-        return "of unknown size"
-    return _gib(size) if size >= _GIB else f"{size / _MIB:.0f} MiB"
-
-
-def _window_fix(snapshot: Snapshot, config: VmConfig, need: int, bits: int, lines: Sequence[Passed]) -> Fix:
-    host = snapshot.cpu.physical_bits.value
-    steps: list[str] = []
-    if cpu_type(config) != "host":
-        steps.append(f"qm set {vmid(config)} --cpu host")
-        bits = host or bits
-    power = _power_above(need)
-    if need > _window_bytes(bits, None):
-        if power * 2 < 1 << bits:
-            steps += _knob_steps(config, power // _MIB)
-        else:
-            steps.append(f"# {_gib(need)} of BARs do not fit into {bits} address bits: pass fewer GPUs to this VM")
-    return Fix(
-        "Give the guest the host's address bits first, then a larger OVMF window",
-        change_vm("B11", config, *steps),
-        risk=f"{stop_risk(_gpus(lines))} Too large a value hangs the firmware with a black console: keep the old args.",
-    )
-
-
-_NO_SPACE = r"BAR \d+.*(can't assign; no space|failed to assign|no space for)|BAR1 is 0M"
-_INVALID_REGION = r"PCI I/O region assigned to your NVIDIA device is invalid"
-
-
-def _bars_of_guest(snapshot: Snapshot) -> Iterator[Verdict]:
-    gpus = snapshot.pci.gpus()
-    sure_guest = snapshot.role.value == "guest"
-    bdfs = {one.bdf for one in gpus}
-    lines = tuple(
-        line
-        for line in log_lines(snapshot, _NO_SPACE)
-        if "BAR1 is 0M" in line.text or any(bdf in line.text or bdf[5:] in line.text for bdf in bdfs)
-    )
-    invalid = log_lines(snapshot, _INVALID_REGION)
-    smallest = number("mmio.smallest_bar1_mib") * _MIB
-    bad: list[PciFunction] = []
-    small: list[PciFunction] = []
-    for gpu in gpus:
-        if not gpu.regions or gpu.off_bus:
-            continue
-        if any(region.address is None and region.size_bytes for region in gpu.regions.values()):
-            bad.append(gpu)
-        elif max((one.size_bytes or 0 for one in gpu.regions.values() if one.prefetchable), default=0) < smallest:
-            small.append(gpu)
-    evidence = [log_excerpt(snapshot, [*lines, *invalid])] if lines or invalid else []
-    if bad or lines or invalid:
-        named = bad or small
-        what = listed([one.bdf for one in named]) or "An NVIDIA GPU"
-        yield verdict(
-            "fail",
-            f"{what} has no address for its large BAR"
-            + (": the guest's MMIO window is too small" if sure_guest else ""),
-            *evidence,
-            Excerpt(named[0].source or "lspci", "\n".join(map(_bar_line, named))) if named else snapshot.pci.functions,
-            fix=Fix(
-                "Give the VM the host's CPU type first, then a larger OVMF window, on the hypervisor",
-                (
-                    "# on the hypervisor; VMID is this guest's id there",
-                    "cp -a /etc/pve/qemu-server/VMID.conf /root/VMID.conf.before-B11",
-                    "qm set VMID --cpu host",
-                    "# still short: value in MiB, the next power of two above the sum of all BARs, below half of the",
-                    "# address space; append it to the args that are there",
-                    "qm set VMID --args '-fw_cfg name=opt/ovmf/X-PciMmio64Mb,string=2097152'",
-                    "qm shutdown VMID && qm start VMID",
-                    "# way back: cp /root/VMID.conf.before-B11 /etc/pve/qemu-server/VMID.conf, then stop and start",
-                ),
-            ),
-            explains=("A5", "F1"),
-        )
-        return
-    known = [one for one in gpus if one.regions]
-    if small:
-        yield verdict(
-            "fail" if snapshot.pci.complete else "unknown",
-            f"{listed([one.bdf for one in small])} shows no BAR of {number('mmio.smallest_bar1_mib')} MiB or more",
-            Excerpt(small[0].source or "lspci", "\n".join(map(_bar_line, small))),
-            reason="" if snapshot.pci.complete else "the list of PCI devices is only a part, so a BAR may be cut off",
-            explains=("A5", "F1") if snapshot.pci.complete else (),
-        )
-    elif known and len(known) == len(gpus):
-        yield verdict("pass", f"All BARs of {len(known)} GPUs have an address", snapshot.pci.functions)
-    elif snapshot.pci.functions.known and snapshot.pci.complete and not gpus:
-        yield verdict("not_applicable", "There is no NVIDIA GPU here", reason="no NVIDIA GPU on the PCI bus")
-    else:
-        reason = snapshot.pci.functions.reason or "the BARs of the GPUs were not read"
-        yield verdict("unknown", "Whether all GPU BARs have an address is not known", reason=reason)
-
-
 # --- B12, B13: what runs, and whether it can start ------------------------------------------------------------------
 
 _PENDING_KEYS = re.compile(r"cpu|machine|args|hostpci\d+|memory|numa\d*|bios|balloon|hugepages")
-
-
-def _runs_as_asked(config: VmConfig) -> bool:
-    """Whether every word of the ``args:`` line is on the command line of the running process, in order."""
-    wanted = vm_arguments(config)
-    running = list(config.running_arguments.value or ())
-    if not wanted:
-        return True
-    return any(running[start : start + len(wanted)] == wanted for start in range(len(running) - len(wanted) + 1))
 
 
 @rule(
@@ -949,7 +548,7 @@ def _runs_as_asked(config: VmConfig) -> bool:
     verify="qm pending VMID; tr '\\0' '\\n' < /proc/$(cat /run/qemu-server/VMID.pid)/cmdline",
     sources=("qemu-server", "club-3090 #890"),
 )
-@_each_vm
+@each_vm
 def _pending(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     keys = sorted({key for key in config.pending or () if _PENDING_KEYS.fullmatch(key)})
     deletes = sorted({key for key in config.pending_deletes if _PENDING_KEYS.fullmatch(key)})
@@ -957,7 +556,7 @@ def _pending(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pa
     fix = Fix(
         "Stop and start the VM so that it runs what is configured",
         (f"qm pending {number_}", f"qm shutdown {number_} && qm start {number_}"),
-        risk=stop_risk(_gpus(lines)),
+        risk=stop_risk(display_functions(lines)),
     )
     if keys or deletes:
         changes = [*keys, *(f"{key} (removed)" for key in deletes)]
@@ -1007,7 +606,7 @@ def _differences(config: VmConfig, lines: Sequence[Passed]) -> list[str]:
     running = list(config.running_arguments.value or ())
     text = "\n".join(running)
     found = []
-    if not _runs_as_asked(config):
+    if not runs_as_asked(config):
         found.append("its args are not on the command line")
     asked = {one.index for one in device_sets(vm_arguments(config)) if one.name == CLIQUE}
     stale = {one.index for one in device_sets(running) if one.name == CLIQUE} - asked
@@ -1041,7 +640,7 @@ _TYPOGRAPHIC = re.compile("[\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\u20
     sources=("measured on QEMU 7.2", "qemu-server QemuServer.pm"),
     without_role=True,
 )
-@_each_vm
+@each_vm
 def _args_syntax(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     raw = config.settings.get("args")
     if raw is None:
