@@ -42,8 +42,8 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(enabled), C(reason), C(stops), C(notes), C(source), C(flavour), C(branch), C(version), C(packages), C(install) and
-      more.
+    - C(enabled), C(reason), C(stops), C(notes), C(source), C(flavour), C(branch), C(version), C(install)
+      and more.
   type: dict
 """
 

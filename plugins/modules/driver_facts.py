@@ -117,6 +117,8 @@ KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 PATTERNS = (
     "*nvidia*",
     "cuda-*",
+    # The parts of one CUDA toolkit: libcublas-12-8, gds-tools-13-0.
+    "*-[0-9][0-9]-[0-9]*",
     "libcuda1",
     "libcudadebugger1",
     "libnvcuvid1",

@@ -254,7 +254,7 @@ def plan(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Plan:
     if wish.enabled == "auto" and not here.gpus:
         return Plan(False, "no NVIDIA GPU on the PCI bus", container=here.container)
     notes: list[str] = []
-    stops: list[str] = list(_unsupported(here))
+    stops: list[str] = list(unsupported(here))
     if stops:
         return Plan(True, "", stops=tuple(stops), gpus=names, container=here.container)
 
@@ -302,7 +302,8 @@ def plan(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Plan:
     )
 
 
-def _unsupported(here: Host) -> Iterable[str]:
+def unsupported(here: Host) -> Iterable[str]:
+    """Say why no package of NVIDIA fits this system, if none does."""
     if (here.distribution, here.release) not in CODENAMES:
         known = ", ".join(f"{name} {number}" for name, number in CODENAMES)
         yield f"{here.distribution or 'this system'} {here.release} is not supported; supported are {known}"

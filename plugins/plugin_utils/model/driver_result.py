@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import apt_text, dkms_text
-from .apt_text import is_driver_package, is_lockstep_package, upstream
+from .apt_text import is_driver_package, upstream
 from .driver_plan import Host, host
 
 
@@ -53,9 +53,7 @@ def result(facts: Mapping[str, Any], made: Mapping[str, Any]) -> Result:
                 f"DKMS has no {name or 'nvidia'}/{version} for kernel {kernel} (state: {state}): {why}"
                 + (f" [{path}]" if path else "")
             )
-    driver = {
-        key: one for key, one in here.packages.items() if is_lockstep_package(key) and upstream(one.version) == version
-    }
+    driver = [key for key, one in here.packages.items() if is_driver_package(key) and upstream(one.version) == version]
     unheld = sorted(key for key in driver if key not in here.holds)
     reboot = bool(here.loaded_version and here.loaded_version != version)
     reason = f"kernel module {here.loaded_version} is loaded, {version} is installed" if reboot else ""
