@@ -22,7 +22,7 @@ fi
 scenarios=
 for place in molecule/*/converge.yml; do
     name=$(basename "$(dirname "$place")")
-    case $name in *_deep) length=deep ;; *) length=fast ;; esac
+    case $name in *_deep | *_dkms) length=deep ;; *) length=fast ;; esac
     if [ "$length" = "$kind" ]; then scenarios="$scenarios $name"; fi
 done
 
