@@ -80,7 +80,8 @@ def run(*words: str | Path) -> None:
         sys.exit(1)
 
 
-if sys.argv[1] == "on":
-    put_on(Path(sys.argv[2]), int(sys.argv[3]))
-else:
-    take_off()
+if __name__ == "__main__":
+    if sys.argv[1] == "on":
+        put_on(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        take_off()

@@ -23,6 +23,7 @@ from typing import NoReturn
 from urllib.parse import quote, unquote
 
 CONFIGS = Path("/etc/pve/qemu-server")
+MAPPING = Path("/etc/pve/mapping/pci.cfg")
 PIDS = Path("/run/qemu-server")
 NODE = socket.gethostname()
 LABEL = "a stand-in of the Peerlane lab, not Proxmox VE"
@@ -124,7 +125,7 @@ def resolve(host: dict[str, str]) -> str:
     if "mapping" not in host:
         return host["host"]
     section = ""
-    for line in Path("/etc/pve/mapping/pci.cfg").read_text(encoding="utf-8").splitlines():
+    for line in MAPPING.read_text(encoding="utf-8").splitlines():
         if line and not line[0].isspace():
             section = line.strip()
         elif section == host["mapping"] and line.split()[0] == "map":
