@@ -10,9 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import SEVERITIES, Finding
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import SEVERITIES, Finding, Severity
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, snapshot
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, terminal
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
@@ -107,7 +108,7 @@ def _report(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
         document = audit_json.document(fleet, findings, generated_at=now)
         text = json.dumps(document, indent=1, sort_keys=False, allow_nan=False) + "\n"
     else:
-        to_terminal = arguments.output is None and sys.stdout.isatty()
+        to_terminal = arguments.output is None and sys.stdout is not None and sys.stdout.isatty()
         width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH)
         color = to_terminal and not os.environ.get("NO_COLOR")
         text = terminal.render(fleet, findings, verbose=arguments.verbose, color=color, width=width)
@@ -116,10 +117,8 @@ def _report(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
 
 
 def verdict_code(findings: Mapping[str, Sequence[Finding]], fail_on: str) -> int:
-    """Return 1 where a finding fails at this severity or a worse one; warnings count from ``medium`` down."""
+    """Return 1 where a finding of this severity or a worse one blocks."""
     if fail_on == "never":
         return output.EXIT_OK
-    worst = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
-    counted = ("fail",) if fail_on in ("critical", "high") else ("fail", "warn")
-    blocking = any(one.state in counted and one.severity in worst for of_host in findings.values() for one in of_host)
+    blocking = any(engine.blocking(of_host, cast(Severity, fail_on)) for of_host in findings.values())
     return output.EXIT_BLOCKING if blocking else output.EXIT_OK

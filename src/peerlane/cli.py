@@ -60,7 +60,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=_Formatter,
     )
-    parser.add_argument("--version", action="version", version=f"peerlane {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"peerlane {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="COMMAND", required=True)
     chosen = next((word for word in words if not word.startswith("-")), "")
     for name, module_name, summary in VERBS:

@@ -28,13 +28,17 @@ def say(text: str) -> None:
     _write(sys.stderr, text + "\n")
 
 
-def _write(stream: IO[str], text: str) -> None:
+def _write(stream: IO[str] | None, text: str) -> None:
+    if stream is None:  # it was closed before Python started
+        return
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # The interpreter flushes once more at its end, and must not complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if not isinstance(error, BrokenPipeError) and stream is sys.stdout:
+            raise InputError(f"the result cannot be written: {error.strerror}", "stdout", "give -o FILE") from None
 
 
 def state_folder() -> Path:

@@ -170,4 +170,4 @@ class LiveProgress(Progress):
 
 def progress(hosts: tuple[str, ...], verbose: bool) -> Progress:
     """Return the live table where stderr is a terminal, plain lines where it is not."""
-    return LiveProgress(hosts, verbose) if sys.stderr.isatty() else Progress(hosts, verbose)
+    return LiveProgress(hosts, verbose) if sys.stderr is not None and sys.stderr.isatty() else Progress(hosts, verbose)
