@@ -45,9 +45,9 @@ def processes(lab_id: str, name: str) -> list[int]:
     """Return the process ids (as this machine numbers them) of a host, its supervisor included."""
     found: set[int] = set()
     for directory in directories(lab_id, name):
-        for file in directory.glob("**/cgroup.procs"):
+        for group, _, _ in os.walk(directory):  # leaves out what vanishes while it walks
             try:
-                found.update(int(word) for word in file.read_text().split())
+                found.update(int(word) for word in Path(group, "cgroup.procs").read_text().split())
             except OSError:
                 continue  # the group vanished while it was read
     return sorted(found - {0})
@@ -95,9 +95,8 @@ def kill(lab_id: str, name: str, timeout_s: float = 15) -> None:
 def remove(lab_id: str, name: str) -> None:
     """Remove a host's directories, and the lab's when the last host has gone."""
     for directory in directories(lab_id, name):
-        for inner in sorted(directory.glob("**/"), key=lambda path: -len(path.parts)):
-            _rmdir(inner)
-        _rmdir(directory)
+        for group, _, _ in os.walk(directory, topdown=False):
+            _rmdir(Path(group))
         _rmdir(directory.parent)
         _rmdir(directory.parent.parent)
 
@@ -115,7 +114,7 @@ def _rmdir(directory: Path) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            if any(directory.glob("*/")):
+            if any(groups for _, groups, _ in os.walk(directory)):
                 return
             time.sleep(0.05)
         else:
