@@ -59,7 +59,7 @@ class _Page:
     def command(self, step: str, lead: str) -> None:
         """Add a command to copy: never broken. A remark is wrapped as text."""
         step = clean(step)
-        if step.startswith("#"):
+        if step.startswith("#") and not step.startswith("# way back:"):
             rows = textwrap.wrap(step[1:].strip(), self.width - len(lead) - 2, break_on_hyphens=False)
             self.lines += [f"{lead}# {row}" for row in rows]
         else:
@@ -120,7 +120,8 @@ def _causes(findings: Mapping[str, Sequence[Finding]]) -> dict[tuple[str, str], 
 
 def _head(page: _Page, snapshot: Snapshot) -> None:
     role = snapshot.role
-    how = f" ({clean(role.excerpt.splitlines()[0])[:60]})" if role.known and role.excerpt else ""
+    said = role.excerpt.splitlines()[:1]
+    how = f" ({': '.join([role.source, *(clean(row)[:60] for row in said)])})" if role.known and role.source else ""
     what = _ROLES.get(str(role.value), "role not known") + (how if role.known else f": {role.reason or 'not read'}")
     page.text(what, first=f"{clean(snapshot.host)}  ", kind="head", hang=2)
     rows = gpus(snapshot)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ..core.finding import SEVERITIES, Finding, Severity
-from ..core.snapshot import Snapshot
+from ..core.snapshot import NOT_READ, Snapshot
 
 # Importing a family puts its rules on the list.
 from . import driver, hygiene, hypervisor, identity, mmio, p2p, vm_config  # noqa: F401
@@ -75,7 +75,10 @@ def _apply(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> Iterator[Finding]:
         )
     else:
         for one in rule.judge(snapshot, fleet):
-            yield as_finding(rule, snapshot.host, one)
+            found = as_finding(rule, snapshot.host, one)
+            if found.state == "unknown" and found.reason in ("", NOT_READ.reason):
+                found = replace(found, reason=f"not collected: {', '.join(rule.looks_at)}")
+            yield found
 
 
 def _tie_to_home(guest: str, snapshot: Snapshot, fleet: Fleet, found: dict[str, list[Finding]]) -> None:

@@ -199,7 +199,8 @@ def _passed_gpus(snapshot: Snapshot) -> list[tuple[PciFunction, str, Passed | No
     seen = {gpu.bdf for gpu, _, _ in found}
     ids = _vfio_ids(snapshot)
     for gpu in snapshot.pci.gpus():
-        if gpu.bdf not in seen and (f"{gpu.vendor}:{gpu.device}" in ids or gpu.driver == "vfio-pci"):
+        by_driver = gpu.driver == "vfio-pci" and not snapshot.vm.configs.known
+        if gpu.bdf not in seen and (f"{gpu.vendor}:{gpu.device}" in ids or by_driver):
             found.append((gpu, "", None))
     return found
 

@@ -30,11 +30,12 @@ from .machines import (
 from .peers import Grants, Pair, components, delivery, grants, why_no_grants
 from .registry import Fleet, Verdict, rule, verdict
 
-_CLIQUE_RISK = (
-    f"{RISK_STOP} {SECURITY_NOTES['forced_p2p']} A grant without delivery makes NCCL hang or return "
-    "wrong values, so the "
-    "delivery test is part of the fix, and the way back must be ready."
+_CLIQUE_NOTE = (
+    f"{SECURITY_NOTES['forced_p2p']} A grant without delivery makes NCCL hang or return wrong values, "
+    "so the delivery test "
+    "is part of the fix, and the way back must be ready."
 )
+_CLIQUE_RISK = f"{RISK_STOP} {_CLIQUE_NOTE}"
 _PROBE = "ansible-playbook peerlane.gpu.probe -l GUEST   # delivery test with a time limit, control arm first"
 
 
@@ -75,7 +76,7 @@ def _clique_fix(home: Home | str, fleet: Fleet, rule_id: str, clique: int = 0) -
                 "nvidia-smi topo -p2p r; nvidia-smi topo -p2p w",
                 _PROBE,
             ),
-            risk=f"{_CLIQUE_RISK} {stop_risk([one.display for one in lines if one.display])}",
+            risk=f"{_CLIQUE_NOTE} {stop_risk([one.display for one in lines if one.display])}",
         )
     return Fix(
         summary,
@@ -105,7 +106,7 @@ def _set_clique(config: VmConfig, lines: list[Passed], clique: int) -> tuple[str
     words = vm_arguments(config)
     kept: list[str] = []
     skip = False
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if skip:
             skip = False
         elif word in ("-set", "-global") and CLIQUE in following:
@@ -319,7 +320,8 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
     targets = {one.index for one in sets}
     unreachable = [one.name for one in lines if one.line.index in targets and dotted(one) is not False]
     if unreachable and not (config.running_arguments.value and runs_as_asked(config)):
-        wrong.append(f"{listed(unreachable)} names a slot without a function, which -set does not find (rule B8)")
+        names_ = "names" if len(unreachable) == 1 else "name"
+        wrong.append(f"{listed(unreachable)} {names_} a slot without a function, which -set does not find (rule B8)")
     others = len(config.hostpci) > len(lines) or any(
         len(one.functions) > 1 or (one.line.all_functions and one.function_count is None) for one in lines
     )
@@ -330,7 +332,7 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
     fix = Fix(
         "Set the same clique on each GPU line, and keep the other arguments",
         (*change_vm("D3", config, *_set_clique(config, list(lines), _first_clique(sets))), _PROBE),
-        risk=f"{_CLIQUE_RISK} {stop_risk([one.display for one in lines if one.display])}",
+        risk=f"{_CLIQUE_NOTE} {stop_risk([one.display for one in lines if one.display])}",
     )
     evidence = conf_line(config, "args", *(one.name for one in lines))
     if wrong or sure:

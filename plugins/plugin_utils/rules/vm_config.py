@@ -492,7 +492,7 @@ def _function(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
         unsure = any(dotted(one) is None for one in hit)
         yield verdict(
             "fail",
-            f"The -set properties of VM {config.vmid} do not reach {names_}: the line names a slot without a function"
+            f"The -set properties of VM {config.vmid} do not reach {names_}: no function of the slot is named there"
             + (" (only a card with a single function would work so)" if unsure else ", so the VM does not start"),
             conf_line(config, *(one.name for one in hit), "args"),
             subject=vm(config),

@@ -1,0 +1,140 @@
+"""The audit as JSON, and the facts that tasks branch on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import rule_builders as b
+
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import Snapshot
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, facts
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
+
+NOW = "2031-05-06T07:08:09+00:00"
+
+
+def fleet() -> dict[str, Snapshot]:
+    guest = b.guest(2, "llm1", p2p=b.granted(2, "NS"), unrecognised=("x.txt",))
+    node = b.hypervisor(b.vm_config(*b.TWO, cpu="host,hidden=1"), host="pve1")
+    return {"pve1": node, "llm1": guest}
+
+
+def document(hosts: dict[str, Snapshot]) -> dict[str, object]:
+    return audit_json.document(hosts, engine.judge(hosts), generated_at=NOW)
+
+
+def facts_of(snapshot: Snapshot) -> dict[str, object]:
+    return facts.facts(snapshot, engine.judge({snapshot.host: snapshot})[snapshot.host])
+
+
+def test_the_document_has_the_published_shape() -> None:
+    made = document(fleet())
+    assert made["schema"] == "peerlane.audit/1"
+    assert made["generated_at"] == NOW
+    assert list(made["hosts"]) == ["llm1", "pve1"]
+    host = made["hosts"]["llm1"]
+    assert set(host) == {"role", "facts", "findings", "unrecognised"}
+    assert host["role"] == "guest"
+    assert host["unrecognised"] == ["x.txt"]
+    assert set(made["summary"]) == {"hosts", "by_state", "by_severity", "blocking"}
+
+
+def test_the_summary_counts_what_is_there() -> None:
+    made = document(fleet())
+    every = [one for host in made["hosts"].values() for one in host["findings"]]
+    assert sum(made["summary"]["by_state"].values()) == len(every)
+    bad = [one for one in every if one["state"] in ("fail", "warn")]
+    assert sum(made["summary"]["by_severity"].values()) == len(bad)
+    assert made["summary"]["hosts"] == 2
+    assert "pve1/B1" in made["summary"]["blocking"]
+    assert "llm1/D5" in made["summary"]["blocking"]
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    first = json.dumps(document(fleet()))
+    hosts = fleet()
+    second = json.dumps(document({"llm1": hosts["llm1"], "pve1": hosts["pve1"]}))
+    assert first == second
+
+
+def test_findings_keep_the_order_cause_first() -> None:
+    rules = [one["rule"] for one in document(fleet())["hosts"]["llm1"]["findings"]]
+    assert rules.index("D1") < rules.index("D5")
+
+
+def test_bulky_parts_stay_in_the_snapshot_folder() -> None:
+    guest = b.guest(1, "x", pci=b.pci(b.gpu_function(config_hex="de10" * 64)))
+    guest = replace(guest, gpus=b.smi_gpus(1, raw={"Serial Number": "7"}), nccl=b.Nccl(log=b.fact("NCCL INFO " * 999)))
+    text = json.dumps(document({"x": guest}))
+    assert "de10de10" not in text
+    assert "Serial Number" not in text
+    assert "NCCL INFO NCCL INFO NCCL INFO" not in text.replace(b.fact("NCCL INFO " * 999).excerpt, "")
+
+
+def test_facts_have_the_public_keys_and_plain_types() -> None:
+    made = facts_of(fleet()["llm1"])
+    public = {"role", "gpus", "p2p", "topology", "driver", "findings", "blocking", "measurements", "advice"}
+    assert public <= set(made)
+    assert json.loads(json.dumps(made)) == made
+    assert made["role"] == "guest"
+    assert [gpu["bdf"] for gpu in made["gpus"]] == ["0000:01:00.0", "0000:02:00.0"]
+    assert made["gpus"][0]["architecture"] == "blackwell"
+    assert made["driver"]["version"] == "580.95.05"
+    assert made["blocking"] == ["D1", "D5"]
+
+
+@pytest.mark.parametrize(
+    ("judged", "state", "rung"),
+    [
+        (b.guest(p2p=b.granted(2)), "granted", 0),
+        (b.guest(p2p=b.granted(2, "NS")), "refused", 0),
+        (b.guest(4, p2p=b.granted(4, "NS", g0_1="OK", g1_0="OK")), "islands", 0),
+        (b.guest(p2p={"r": b.matrix("r", 2)}), "unknown", 0),
+        (b.guest(), "unknown", None),
+        (b.guest(1), "single", None),
+        (b.guest(p2p=b.granted(2), measurements={"p2p": {"status": "delivered"}}), "delivered", 2),
+        (b.guest(p2p=b.granted(2), measurements={"p2p": {"status": "failed"}}), "failed", 0),
+    ],
+)
+def test_the_state_of_the_paths_carries_its_rung(judged: Snapshot, state: str, rung: int | None) -> None:
+    p2p = facts_of(judged)["p2p"]
+    assert (p2p["state"], p2p["rung"]) == (state, rung)
+
+
+OFF = {"NCCL_P2P_DISABLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("judged", "nccl_env", "reason"),
+    [
+        # Fail closed in a guest, whatever the driver claims.
+        (b.guest(p2p=b.granted(2)), OFF, "not verified"),
+        (b.guest(p2p=b.granted(2, "NS")), OFF, "not verified"),
+        (b.guest(), OFF, "not verified"),
+        (b.guest(p2p=b.granted(2), measurements={"p2p": {"status": "delivered"}}), {}, "verified"),
+        (b.guest(measurements={"p2p": {"status": "failed"}}), OFF, "failed"),
+        (b.guest(1), {}, "one GPU"),
+        (b.guest(0), {}, "no NVIDIA GPU"),
+        (b.snapshot("bare_metal", pci=b.pci(*b.gpus_on_bus(2))), {}, "bare metal"),
+        (b.snapshot("bare_metal", measurements={"p2p": {"status": "failed"}}), OFF, "failed"),
+        (b.snapshot(None), {}, "role of this machine is not known"),
+        (b.snapshot("bare_metal", pci=b.pci()), {}, "no NVIDIA GPU"),
+    ],
+)
+def test_advice_is_only_what_the_audit_justifies(judged: Snapshot, nccl_env: dict[str, str], reason: str) -> None:
+    advice = facts_of(judged)["advice"]
+    assert advice["nccl_env"] == nccl_env
+    assert any(reason in one for one in advice["reasons"])
+    assert bool(advice["engine_args"]) == bool(nccl_env)
+    assert advice["tp"] is None
+    if nccl_env:
+        assert advice["engine_args"]["vllm"] == ["--disable-custom-all-reduce"]
+        assert advice["engine_args"]["sglang"] == ["--disable-custom-all-reduce"]
+
+
+def test_islands_and_matrix_are_there_for_tasks() -> None:
+    p2p = facts_of(b.guest(4, p2p=b.granted(4, "NS", g0_1="OK", g1_0="OK")))["p2p"]
+    assert p2p["islands"] == [["GPU0", "GPU1"], ["GPU2"], ["GPU3"]]
+    assert p2p["matrix"]["GPU0-GPU1"] == {"r": "OK", "w": "OK"}
