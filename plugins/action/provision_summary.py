@@ -86,12 +86,13 @@ class ActionModule(ActionBase):
         return {"failed": True, "msg": message, "problems": lines, "peerlane_blocking": True}
 
     def _summary(self, given: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        names = {
-            "url": "model_service_url",
-            "answer": "model_service_answer",
-            "tokens_per_s": "model_service_tokens_per_s",
+        answer = self._value(given, "model_service_answer") or {}
+        service = {
+            "url": self._url(given),
+            "prompt": (self._settings(given).get("model_service_golden") or {}).get("prompt"),
+            "answer": answer.get("text"),
+            "tokens_per_s": answer.get("tokens_per_s"),
         }
-        service = {key: self._value(given, name) for key, name in names.items()}
         made = provision.summary(
             str(given["inventory_hostname"]),
             list(_fact(given, "provision").get("findings") or []),
@@ -100,6 +101,16 @@ class ActionModule(ActionBase):
             bool(self._task.check_mode),
         )
         return {"msg": made.pop("text"), "summary": made, "ansible_facts": {"peerlane": dict(facts)}}
+
+    def _url(self, given: Mapping[str, Any]) -> str | None:
+        """Return the address of the service; one that listens everywhere is named by the address of its host."""
+        url = self._value(given, "model_service_url")
+        if url is None:
+            return None
+        if str(self._value(given, "model_service_host")) not in ("0.0.0.0", "::"):  # noqa: S104  nothing is bound here
+            return str(url)
+        port = str(url).rstrip("/").rpartition(":")[2]
+        return f"http://{self._value(given, 'ansible_host') or given['inventory_hostname']}:{port}"
 
     def _settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return every role option: the user's value, or the role's default."""

@@ -17,6 +17,9 @@ ROLES = (
     "model_service",
 )
 
+# An answer is shown to be seen at a glance; the whole of it is in the service's own output.
+_TEXT_WIDTH = 90
+
 # A role that nobody asked for, in place of what it would do.
 _NO_MODEL = "model_weights_source is not set"
 _NO_GPU = "no NVIDIA GPU on the bus"
@@ -134,7 +137,7 @@ def summary(
 ) -> dict[str, Any]:
     """Return what came of a host: findings that went, stayed and came, and what its service said.
 
-    ``service``: ``url``, ``answer``, ``tokens_per_s``, each None where the service did not say it.
+    ``service``: ``url``, ``prompt``, ``answer``, ``tokens_per_s``, each None where the service did not say it.
     """
     after = bad_findings(findings)
     shape: dict[str, Any] = {
@@ -161,10 +164,16 @@ def _service_lines(service: Mapping[str, Any]) -> list[str]:
         return [f"  service          none ({_NO_MODEL})"]
     lines = [f"  service          {service['url']}"]
     if service.get("answer"):
-        lines.append(f"  first answer     {' '.join(str(service['answer']).split())!r}")
+        lines.append(f"  asked            {_one_line(service.get('prompt') or '')}")
+        lines.append(f"  answered         {_one_line(service['answer'])}")
     if service.get("tokens_per_s") is not None:
         lines.append(f"  speed            {float(service['tokens_per_s']):.1f} tokens/s (one stream, first prompt)")
     return lines
+
+
+def _one_line(text: Any) -> str:
+    words = " ".join(str(text).split())
+    return words if len(words) <= _TEXT_WIDTH else f"{words[: _TEXT_WIDTH - 1]}…"
 
 
 def _list(items: Sequence[str]) -> str:

@@ -24,8 +24,8 @@ PLAYBOOK_VARIABLES: Mapping[str, str] = {
     "peerlane_save_to": "folder on the controller that gets the snapshot of each host",
 }
 
-# Options that the playbook ``provision`` sets from what an earlier role found out.
-PASSED_ON = frozenset({"model_service_engine", "model_service_model"})
+# Roles that make sense only together: a model is fetched to be served.
+_TOGETHER: Mapping[str, str] = {"model_weights": "model", "model_service": "model"}
 
 _PREFIX = "peerlane_"
 
@@ -135,17 +135,21 @@ def unknown_variables(names: Iterable[str], options: Iterable[str], roles: Itera
 
 
 def missing(names: Iterable[str], options: Mapping[str, Option]) -> list[Missing]:
-    """Return the required options that are not set, of each role of which the user has set another option.
+    """Return the required options that are not set, of each role of which the user has set another option."""
 
-    What the playbook ``provision`` passes from one role to the next is not the user's to set.
-    """
+    def together(role: str) -> str:
+        return _TOGETHER.get(role, role)
+
+    wanted: dict[str, str] = {}
+    for name in sorted(set(names)):
+        if name in options:
+            wanted.setdefault(together(options[name].role), name)
     given = set(names)
-    found = []
-    for option in options.values():
-        mine = sorted(one for one in given if one in options and options[one].role == option.role)
-        if option.required and option.name not in given and option.name not in PASSED_ON and mine:
-            found.append(Missing(option.name, mine[0], option.description))
-    return found
+    return [
+        Missing(one.name, wanted[together(one.role)], one.description)
+        for one in options.values()
+        if one.required and one.name not in given and together(one.role) in wanted
+    ]
 
 
 def where_set(name: str, sources: Sequence[Path]) -> str:

@@ -72,6 +72,13 @@ def test_a_required_option_is_missed_only_where_its_role_is_wanted():
     assert variables.missing(["nvidia_driver_branch"], OPTIONS) == []
 
 
+def test_a_model_is_fetched_to_be_served():
+    options = {**OPTIONS, "model_weights_source": Option("model_weights_source", "model_weights", required=True)}
+
+    (found,) = variables.missing(["model_weights_source"], options)
+    assert (found.name, found.because) == ("model_service_name", "model_weights_source")
+
+
 def test_the_place_that_sets_a_name_is_found(tmp_path):
     hosts = tmp_path / "hosts.yml"
     hosts.write_text("all:\n  hosts:\n    a: {x_name: 1, x_flow: 2}\n  vars:\n    # x_block: no\n    x_block: 3\n")
