@@ -89,12 +89,10 @@ ansible_facts:
         loaded_version: {description: Version of the loaded NVIDIA module, or empty., returned: success, type: str}
         other_drivers: {description: Loaded drivers that take NVIDIA GPUs., returned: success, type: list}
         runfile: {description: Whether a C(.run) driver is in place., returned: success, type: bool}
-        python_apt: {description: Whether the Python bindings of apt are there., returned: success, type: bool}
         initramfs: {description: Whether C(update-initramfs) exists., returned: success, type: bool}
 """
 
 import glob
-import importlib.util
 import os
 import shutil
 
@@ -225,6 +223,8 @@ def main() -> None:
 
     if shutil.which("dpkg-query", path=SEARCH_PATH) is None:
         module.fail_json(msg="dpkg-query: not found; the NVIDIA driver role needs Debian, Ubuntu or Proxmox VE")
+    # apt writes its cache files as root; check mode leaves even those alone.
+    no_cache = ["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="] if module.check_mode else []
     here = kernels()
     packages = say("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\\t${Package}\\t${Version}\\n", *PATTERNS)
     names = [line.split("\t")[1] for line in packages.splitlines() if line.count("\t") == 2 and line[1:2] not in "nc"]
@@ -240,9 +240,9 @@ def main() -> None:
         "gpus": gpus(),
         "kernels": here,
         "packages": packages,
-        "holds": say("apt-mark", "showhold"),
-        "repositories": say("apt-cache", "policy"),
-        "policy": say("apt-cache", "policy", *sorted(set(names))),
+        "holds": say("apt-mark", *no_cache, "showhold"),
+        "repositories": say("apt-cache", *no_cache, "policy"),
+        "policy": say("apt-cache", *no_cache, "policy", *sorted(set(names))),
         "lists_present": bool(glob.glob("/var/lib/apt/lists/*_Packages*")),
         "dkms_status": say("dkms", "status"),
         "make_logs": make_logs(),
@@ -254,7 +254,6 @@ def main() -> None:
         "loaded_version": value("/sys/module/nvidia/version") or "",
         "other_drivers": [name for name in ("nouveau", "nova_core") if os.path.isdir("/sys/module/" + name)],
         "runfile": os.path.exists("/usr/bin/nvidia-uninstall"),
-        "python_apt": importlib.util.find_spec("apt") is not None,
         "initramfs": shutil.which("update-initramfs", path=SEARCH_PATH) is not None,
     }
     module.exit_json(changed=False, ansible_facts={"peerlane_driver": facts})
