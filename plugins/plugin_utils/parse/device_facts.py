@@ -41,14 +41,16 @@ def pci(sources: Sources) -> Pci:
         reason = sources.missing("sysfs.pci", "lspci.vvv", refusal=refusal)
         return Pci(functions=reason, approvals=reason)
     merged = pci_text.merge({}, *(found for _, found in readings))
-    functions: Fact[Mapping[str, PciFunction]] = Fact(merged, readings[0][0], shorten(_lines_of(merged)))
+    source, _ = readings[0]
+    functions: Fact[Mapping[str, PciFunction]] = Fact(merged, source, _excerpt(sources, source, merged))
     return Pci(functions=functions, approvals=_approvals(sources, merged), complete=complete)
 
 
-def _lines_of(functions: Mapping[str, PciFunction]) -> list[str]:
-    shown = [one for one in functions.values() if one.is_gpu] or list(functions.values())
-    rows = (f"{one.bdf} [{one.class_code}] {one.vendor}:{one.device} {one.name}" for one in shown)
-    return [row.replace("None", "?").rstrip() for row in rows]
+def _excerpt(sources: Sources, source: str, functions: Mapping[str, PciFunction]) -> str:
+    """Return the lines that name the GPUs, or all functions where there is no GPU, as the source prints them."""
+    shown = [bdf for bdf, one in functions.items() if one.is_gpu] or list(functions)
+    text = next(entry.stdout for entry in sources.entries(source) if entry.source == source)
+    return shorten(lspci.excerpt(text, shown) or [f"[{bdf}]" for bdf in shown if f"[{bdf}]" in text])
 
 
 def _approvals(sources: Sources, functions: dict[str, PciFunction]) -> Fact[Mapping[str, Approval]]:

@@ -29,7 +29,6 @@ from .text import RefusedError, first_line, shorten
 _SMI_CALLS = tuple(f"nvidia_smi{call}" for call in ("", ".q", ".qx", ".L", ".query_gpu", ".topo_m"))
 # Failures that hold for the whole driver, whichever call met them.
 _SMI_FAILURES = ("no_driver", "version_mismatch", "unknown_error", "no_permission", "lost_gpu", "no_devices")
-_NOT_THERE = re.compile(r"no such file|does not exist|not found|not installed|is absent", re.IGNORECASE)
 
 
 def smi(sources: Sources) -> Fact[NvidiaSmi]:
@@ -52,6 +51,7 @@ def smi(sources: Sources) -> Fact[NvidiaSmi]:
             chosen,
             driver_version=chosen.driver_version or other.driver_version,
             cuda_version=chosen.cuda_version or other.cuda_version,
+            lost=tuple(dict.fromkeys((*chosen.lost, *other.lost))),
         )
     excerpt = chosen.message or first_line(entry.text, r"NVIDIA-SMI \d|Driver Version|^GPU \d+: ")
     return Fact(chosen, entry.source, excerpt)
@@ -170,9 +170,9 @@ def _packages(sources: Sources) -> Fact[Mapping[str, Package]]:
 
 def _apt_history(sources: Sources) -> Fact[tuple[AptChange, ...]]:
     def read(text: str) -> Reading[tuple[AptChange, ...]]:
-        found = packages.apt_history(text)
-        rows = [f"{one.started} {one.command}" for one in found]
-        return found, shorten(rows[-11:])
+        touched = [block for block in text.split("\n\n") if packages.apt_history(block)]
+        rows = [row.strip()[:300] for block in touched[-3:] for row in block.split("\n") if row.strip()]
+        return packages.apt_history(text), shorten(rows)
 
     return sources.fact(read, "apt.history")
 
@@ -198,7 +198,7 @@ def nccl(sources: Sources) -> Nccl:
         else:
             found = nccl_text.services(entry.stdout)
         # A file that is not there, and a log that names no variable, differ: the first says that nothing is set.
-        absent = kind == "etc.nccl.conf" and bool(_NOT_THERE.search(entry.reason))
+        absent = kind == "etc.nccl.conf" and bool(sources.absent(kind))
         if found or absent or (entry.usable and kind not in _NCCL_LOGS):
             origin = origin or entry.source
             settings.extend(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,6 +12,9 @@ from ..core.snapshot import Fact, unknown
 from .text import RefusedError, first_line
 
 T = TypeVar("T")
+
+# The collector's words (module_utils) for a file, a folder or a set of files that this machine does not have.
+_NOT_THERE = re.compile(r"No such file or directory|is not there|no file matches")
 
 # What a parser gives to a fact: the value, and the verbatim lines that it stands on. None: the text says nothing of it.
 Reading = tuple[T, str] | None
@@ -48,6 +52,11 @@ class Sources:
                 return Fact(reading[0], entry.source, reading[1])
             refusal = refusal or f"{entry.source} does not tell"
         return self.missing(*sources, refusal=refusal)
+
+    def absent(self, source: str) -> str:
+        """Return the collector's words that what this source reads does not exist: then its emptiness is a reading."""
+        reasons = (entry.reason for entry in self.asked(source))
+        return next((reason for reason in reasons if _NOT_THERE.search(reason)), "")
 
     def missing(self, *sources: str, refusal: str = "") -> Fact[Any]:
         """Return the fact that says why none of these sources has a value."""

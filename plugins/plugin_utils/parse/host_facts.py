@@ -62,6 +62,8 @@ def _is_proxmox(sources: Sources, kernel: Kernel) -> Fact[bool]:
             return Fact(True, entry.source, first_line(entry.stdout, r"\S"))
     if (kernel.release.value or "").endswith("-pve"):
         return Fact(True, kernel.release.source, kernel.release.excerpt)
+    if sources.absent("pve.version"):
+        return Fact(False, "pve.version", sources.absent("pve.version"))
     for entry in sources.entries("dpkg"):
         line = first_line(entry.stdout, r"^.{2,4}\s+(?:pve-manager|proxmox-ve)\s")
         return Fact(bool(line), entry.source, line)
@@ -185,6 +187,8 @@ def _modules(text: str) -> Reading[Mapping[str, int]]:
 
 def _modprobe(sources: Sources) -> Fact[tuple[str, ...]]:
     entries = sources.entries("modprobe.d")
+    if sources.absent("modprobe.d"):
+        return Fact((), "modprobe.d", sources.absent("modprobe.d"))
     if not entries:
         return sources.missing("modprobe.d")
     rows = tuple(row for entry in entries for row in kernel_text.modprobe_lines(entry.stdout))

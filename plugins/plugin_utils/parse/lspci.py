@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..core.snapshot import PciFunction, Region
 from .text import address, lines, size_bytes, whole_number
@@ -19,7 +20,7 @@ _REGION = re.compile(
     r"Region (\d): Memory at (<\w+>|[0-9a-fA-F]+)(?: \((?:64|32)-bit, (non-prefetchable|prefetchable)\))?([^\n]*)"
 )
 _REGION_SIZE = re.compile(r"\[size=(\w+)\]")
-_LINK = re.compile(r"Speed ([\d.]+)GT/s|Width x(\d+)")
+_LINK = re.compile(r"Speed (\d{1,3}(?:\.\d{1,3})?)GT/s|Width x(\d{1,3})")
 _FLAG = re.compile(r"(\w+)([+-])")
 _REBAR = re.compile(r"BAR (\d): current size: (\w+), supported:(.*)")
 _SECONDARY = re.compile(r"Bus: primary=[0-9a-fA-F]+, secondary=([0-9a-fA-F]+)")
@@ -49,6 +50,7 @@ _VENDOR_NAMES = {
     "Advanced Micro Devices": "1022",
     "Mellanox Technologies": "15b3",
     "Broadcom / LSI": "1000",
+    "PMC-Sierra": "11f8",
 }
 # QEMU's q35 host bridge and pci.ids' name for it: the one name that tells a guest without -nn.
 Q35_HOST_BRIDGE = "82G33/G31/P35/P31 Express DRAM Controller"
@@ -56,16 +58,23 @@ Q35_HOST_BRIDGE = "82G33/G31/P35/P31 Express DRAM Controller"
 # A link register that reads all ones (device off the bus) gives this width, wider than any link.
 GONE_WIDTH = 63
 
+_LONGEST_HEX_ROW = 60
+# Lines that a function has once: their repetition starts the next one in an excerpt without headers.
+_ONCE = frozenset({"ACSCtl", "LnkSta", "LnkCap", "Kernel driver in use", "NUMA node"})
+
 
 @dataclass
 class Block:
-    """One function as lspci printed it, or an excerpt without its header line (``bdf`` is then "")."""
+    """One function as lspci printed it, or an excerpt without its header line (then without a ``bdf``)."""
 
-    function: PciFunction
+    values: dict[str, Any] = field(default_factory=lambda: {"bdf": ""})
     secondary_bus: str | None = None
-    rows: list[str] = field(default_factory=list)
     capability: str = ""
     keys: set[str] = field(default_factory=set)
+
+    def function(self, parent: str | None = None) -> PciFunction:
+        """Return what was read as a function."""
+        return PciFunction(**self.values, parent=parent, source="lspci.vvv")
 
 
 def blocks(text: str) -> tuple[list[Block], list[Block]]:
@@ -78,19 +87,17 @@ def blocks(text: str) -> tuple[list[Block], list[Block]]:
         if not bare:
             continue
         header = _HEADER.match(bare)
-        function = header_function(header[1], header[2]) if header else None
-        if function:
-            block = Block(function, rows=[bare])
+        values = _header_values(header[1], header[2]) if header else None
+        if values:
+            block = Block(values)
             whole.append(block)
             continue
-        if bare == "--" or (block and not block.function.bdf and _repeats(block, bare)):
+        if bare == "--":
             block = None
-            if bare == "--":
-                continue
-        if block is None:
-            block = Block(PciFunction(bdf=""))
+            continue
+        if block is None or (not block.values["bdf"] and _key(bare) in block.keys & _ONCE):
+            block = Block()
             headless.append(block)
-        block.rows.append(bare)
         _attribute(block, bare)
     return whole, [one for one in headless if one.keys]
 
@@ -98,25 +105,31 @@ def blocks(text: str) -> tuple[list[Block], list[Block]]:
 def functions(text: str) -> dict[str, PciFunction]:
     """Return the functions by address. Where bridges tell their buses, each function knows the port above it."""
     whole, _ = blocks(text)
-    ports = {
-        (one.function.bdf[:-8], one.secondary_bus): one.function.bdf for one in whole if one.secondary_bus is not None
-    }
+    ports = {(_domain(one), one.secondary_bus): str(one.values["bdf"]) for one in whole if one.secondary_bus}
     found = {}
     for one in whole:
-        bdf = one.function.bdf
-        domain, bus = bdf[:-8], bdf[-7:-5]
-        parent = ports.get((domain, bus))
-        found[bdf] = replace(one.function, parent=parent if parent != bdf else None, source="lspci.vvv")
+        bdf = str(one.values["bdf"])
+        parent = ports.get((_domain(one), bdf[-7:-5]))
+        found[bdf] = one.function(parent if parent != bdf else None)
     return found
+
+
+def _domain(block: Block) -> str:
+    return str(block.values["bdf"])[:-8]
 
 
 def fragments(text: str) -> tuple[PciFunction, ...]:
     """Return what an excerpt says of functions that it does not name (``lspci -vvv | grep ACSCtl``)."""
-    return tuple(one.function for one in blocks(text)[1])
+    return tuple(one.function() for one in blocks(text)[1])
 
 
 def header_function(bdf_text: str, rest: str) -> PciFunction | None:
     """Read the header of a function: ``01:00.0`` and ``VGA compatible controller [0300]: NVIDIA ... (rev a1)``."""
+    values = _header_values(bdf_text, rest)
+    return PciFunction(**values, source="lspci.vvv") if values else None
+
+
+def _header_values(bdf_text: str, rest: str) -> dict[str, Any] | None:
     bdf = address(bdf_text)
     classed = _CLASS.fullmatch(rest)
     if bdf is None or classed is None:
@@ -126,14 +139,14 @@ def header_function(bdf_text: str, rest: str) -> PciFunction | None:
     revision = _REVISION.search(described)
     vendor, device = ids(described)
     name = _ID.sub("", described[: revision.start()] if revision else described)
-    return PciFunction(
-        bdf=bdf,
-        vendor=vendor,
-        device=device,
-        class_code=class_code.lower() if class_code else _CLASS_NAMES.get(class_name.strip()),
-        name=" ".join(name.split()),
-        off_bus=bool(revision and revision[1].lower() == "ff"),
-    )
+    return {
+        "bdf": bdf,
+        "vendor": vendor,
+        "device": device,
+        "class_code": class_code.lower() if class_code else _CLASS_NAMES.get(class_name.strip()),
+        "name": " ".join(name.split()),
+        "off_bus": bool(revision and revision[1].lower() == "ff"),
+    }
 
 
 def ids(described: str) -> tuple[str | None, str | None]:
@@ -151,52 +164,43 @@ def ids(described: str) -> tuple[str | None, str | None]:
     return vendor, raw[1].lower() if raw else None
 
 
-def _repeats(block: Block, bare: str) -> bool:
-    key = _key(bare)
-    return key in block.keys and key in ("ACSCtl", "LnkSta", "LnkCap", "Control")
-
-
 def _key(bare: str) -> str:
     return bare.partition(":")[0]
 
 
 def _attribute(block: Block, bare: str) -> None:
-    function = block.function
+    values = block.values
     key = _key(bare)
-    if bare.startswith("!!! Unknown header type 7f"):
+    reader = _READERS.get(key)
+    if reader:
+        block.keys.add(key)
+        reader(values, bare)
+    elif bare.startswith("!!! Unknown header type 7f"):
         block.keys.add("header")
-        block.function = replace(function, off_bus=True)
+        values["off_bus"] = True
     elif key == "Capabilities":
         block.capability = bare
         if "<access denied>" in bare:
             block.keys.add(key)
-            block.function = replace(function, access_denied=True)
+            values["access_denied"] = True
     elif key.startswith("Region ") and not block.capability:
+        # Behind a capability, regions are those of virtual functions.
         region = _region(bare)
         if region:
             block.keys.add("Region")
-            block.function = replace(function, regions={**function.regions, region.index: region})
+            values.setdefault("regions", {})[region.index] = region
     elif key.startswith("BAR ") and "Virtual Resizable BAR" not in block.capability:
         rebar = _REBAR.match(bare)
         if rebar:
             block.keys.add("BAR")
-            sizes = (rebar[2], tuple(rebar[3].split()))
-            block.function = replace(function, rebar={**function.rebar, int(rebar[1]): sizes})
-    elif key in _READERS:
-        block.keys.add(key)
-        block.function = _READERS[key](function, bare)
+            values.setdefault("rebar", {})[int(rebar[1])] = (rebar[2], tuple(rebar[3].split()))
+    elif key == "Bus":
+        secondary = _SECONDARY.match(bare)
+        block.secondary_bus = secondary[1].lower() if secondary else block.secondary_bus
     else:
-        _other(block, bare)
-
-
-def _other(block: Block, bare: str) -> None:
-    secondary = _SECONDARY.match(bare)
-    if secondary:
-        block.secondary_bus = secondary[1].lower()
-        return
-    dump = _HEX_ROW.fullmatch(bare)
-    if dump:
-        block.function = replace(block.function, config_hex=block.function.config_hex + dump[1].replace(" ", ""))
+        dump = _HEX_ROW.fullmatch(bare) if len(bare) < _LONGEST_HEX_ROW else None
+        if dump:
+            values["config_hex"] = values.get("config_hex", "") + dump[1].replace(" ", "")
 
 
 def _region(bare: str) -> Region | None:
@@ -214,55 +218,57 @@ def _region(bare: str) -> Region | None:
     )
 
 
-def _link(bare: str) -> tuple[float | None, int | None, bool]:
-    """Return (speed in GT/s, width, off the bus) of a link line. All-ones and zero widths are no widths."""
+def _link(values: dict[str, Any], bare: str) -> tuple[float | None, int | None]:
+    """Return (speed in GT/s, width) of a link line. All-ones and zero widths are no widths."""
     speed = width = None
     for found in _LINK.finditer(bare):
-        if found[1] and re.fullmatch(r"\d+(?:\.\d+)?", found[1]):
+        if found[1]:
             speed = float(found[1])
         if found[2]:
             width = whole_number(found[2])
-    return speed, width if width not in (0, GONE_WIDTH) else None, width == GONE_WIDTH
+    if width == GONE_WIDTH:
+        values["off_bus"] = True
+    return speed, width if width not in (0, GONE_WIDTH) else None
 
 
-def _read_cap(function: PciFunction, bare: str) -> PciFunction:
-    speed, width, gone = _link(bare)
-    return replace(function, link_max_speed_gt=speed, link_max_width=width, off_bus=function.off_bus or gone)
+def _read_cap(values: dict[str, Any], bare: str) -> None:
+    values["link_max_speed_gt"], values["link_max_width"] = _link(values, bare)
 
 
-def _read_sta(function: PciFunction, bare: str) -> PciFunction:
-    speed, width, gone = _link(bare)
-    return replace(function, link_speed_gt=speed, link_width=width, off_bus=function.off_bus or gone)
+def _read_sta(values: dict[str, Any], bare: str) -> None:
+    values["link_speed_gt"], values["link_width"] = _link(values, bare)
 
 
-def _read_acs(function: PciFunction, bare: str) -> PciFunction:
-    return replace(function, acs_ctl={name: sign == "+" for name, sign in _FLAG.findall(bare.partition(":")[2])})
+def _read_acs(values: dict[str, Any], bare: str) -> None:
+    values["acs_ctl"] = {name: sign == "+" for name, sign in _FLAG.findall(bare.partition(":")[2])}
 
 
-def _read_control(function: PciFunction, bare: str) -> PciFunction:
-    flags = {name: sign == "+" for name, sign in _FLAG.findall(bare)}
-    return replace(function, bus_master=flags.get("BusMaster", function.bus_master))
+def _read_control(values: dict[str, Any], bare: str) -> None:
+    # A slot's "Control:" line has other flags.
+    flags = dict(_FLAG.findall(bare))
+    if "BusMaster" in flags:
+        values["bus_master"] = flags["BusMaster"] == "+"
 
 
-def _read_driver(function: PciFunction, bare: str) -> PciFunction:
-    return replace(function, driver=bare.partition(":")[2].strip() or None)
+def _read_driver(values: dict[str, Any], bare: str) -> None:
+    values["driver"] = bare.partition(":")[2].strip() or None
 
 
-def _read_modules(function: PciFunction, bare: str) -> PciFunction:
-    names = tuple(name.strip() for name in bare.partition(":")[2].split(",") if name.strip())
+def _read_modules(values: dict[str, Any], bare: str) -> None:
+    values["modules"] = tuple(name.strip() for name in bare.partition(":")[2].split(",") if name.strip())
     # lspci prints the bound driver before the modules: where that line is missing, none is bound.
-    return replace(function, modules=names, driver="" if function.driver is None else function.driver)
+    values.setdefault("driver", "")
 
 
-def _read_numa(function: PciFunction, bare: str) -> PciFunction:
-    return replace(function, numa_node=whole_number(bare.partition(":")[2]))
+def _read_numa(values: dict[str, Any], bare: str) -> None:
+    values["numa_node"] = whole_number(bare.partition(":")[2])
 
 
-def _read_group(function: PciFunction, bare: str) -> PciFunction:
-    return replace(function, iommu_group=whole_number(bare.partition(":")[2]))
+def _read_group(values: dict[str, Any], bare: str) -> None:
+    values["iommu_group"] = whole_number(bare.partition(":")[2])
 
 
-_READERS = {
+_READERS: dict[str, Callable[[dict[str, Any], str], None]] = {
     "LnkCap": _read_cap,
     "LnkSta": _read_sta,
     "ACSCtl": _read_acs,

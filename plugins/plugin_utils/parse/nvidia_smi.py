@@ -13,8 +13,8 @@ from .text import RefusedError, address, lines
 _LONGEST_ROW = 300
 
 _BANNER = re.compile(r"NVIDIA-SMI\s+\d[\w.]*")
-_DRIVER = re.compile(r"\b(?:Driver|KMD) Version\s*:\s*([\w./]+)")
-_CUDA = re.compile(r"\bCUDA (?:UMD )?Version\s*:\s*([\w./]+)")
+_DRIVER = re.compile(r"(?:\b(?:Driver|KMD) Version\s*:\s*|<driver_version>)([\w./]+)")
+_CUDA = re.compile(r"(?:\bCUDA (?:UMD )?Version\s*:\s*|<cuda_version>)([\w./]+)")
 _LIBRARY = re.compile(r"NVML library version:\s*([\d.]+)")
 _LOST = re.compile(r"Unable to determine the device handle for GPU\s*(?:\d{1,3}:\s+)?([0-9A-Fa-f:.]+?):?\s+(\S[^\n]*)")
 _NO_COMMAND = re.compile(r"nvidia-smi\S*:? (?:command )?not found|not found on PATH|not installed|No such file", re.I)
@@ -75,7 +75,8 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
     if rc not in (None, 0):
         message = next((row.strip() for row in reversed(rows) if row.strip()), "")
         return replace(versions, state=_BY_RC.get(rc, "error"), rc=rc, message=message)
-    if not (_BANNER.search(clean) or versions.driver_version or _LISTED.search(clean)):
+    is_list = any(_LISTED.match(row) for row in rows if len(row) < _LONGEST_ROW)
+    if not (is_list or versions.driver_version or _BANNER.search(clean)):
         raise RefusedError("holds no nvidia-smi banner and no known failure text")
     return replace(versions, state="ok", rc=rc)
 

@@ -139,11 +139,11 @@ def _prompt(row: str) -> str | None:
 
 def source_of(segment: Segment, name: str) -> str:
     """Return the source id of an output, or ""."""
-    clean = "\n".join(lines(segment.text[:_HEAD_CHARACTERS]))
-    source = by_content(clean)
+    rows = lines(segment.text[:_HEAD_CHARACTERS])
+    source = by_content(rows)
     if source:
         return _refine(source, segment.command, name.lower())
-    return _by_command(segment.command) or _by_name(clean, name.lower())
+    return _by_command(segment.command) or _by_name(rows, name.lower())
 
 
 def _refine(source: str, command: str, name: str) -> str:
@@ -203,7 +203,7 @@ def _by_command(command: str) -> str:
     return next((source for pattern, source in _BY_COMMAND if re.search(pattern, command)), "")
 
 
-def _by_name(clean: str, name: str) -> str:
-    if "\x00" in clean or not clean.strip():
+def _by_name(rows: list[str], name: str) -> str:
+    if not any(rows):
         return ""
     return next((source for pattern, source in _BY_NAME if re.search(pattern, name)), "")

@@ -16,7 +16,8 @@ from .proxmox import KNOWN_KEYS
 def is_query_csv(text: str) -> bool:
     """Whether the first line is a header of ``nvidia-smi --query-gpu``."""
     head = text.lstrip().partition("\n")[0]
-    return "," in head and is_query_header(head.split(","))
+    # The first fields do: a line with all of them is longer than what recognition looks at.
+    return "," in head and is_query_header(head.split(",")[:8])
 
 
 def is_pve_conf(text: str) -> bool:
@@ -45,6 +46,8 @@ def is_command_line(text: str) -> bool:
     return any(re.match(r"root=(?:UUID=|PARTUUID=|ZFS=|/dev/\S)", word) for word in words)
 
 
+_LONGEST_ROW = 500
+
 _LINK_CODE = r"(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS)"
 _BDF = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]"
 
@@ -64,14 +67,14 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("sysfs.pci", r"^(?:current|max)_link_(?:speed|width):"),
     # nvidia-smi with options
     ("nvidia_smi.qx", r"<nvidia_smi_log\b|<!DOCTYPE nvidia_smi_log"),
-    ("nvidia_smi.topo_p2p", r"^\s*GPU\d+[ \t]+(?:.*[ \t])?(?:OK|CNS|GNS|TNS|NS|DR)(?:[ \t]|$)"),
-    ("nvidia_smi.topo_m", rf"^\s*GPU\d+[ \t]+{_LINK_CODE}(?:[ \t]|$)"),
-    ("nvidia_smi.topo_m", r"^\s*GPU0\b.*CPU Affinity"),
+    ("nvidia_smi.topo_p2p", r"^[ \t]*GPU\d+[ \t]+(?:.*[ \t])?(?:OK|CNS|GNS|TNS|NS|DR)(?:[ \t]|$)"),
+    ("nvidia_smi.topo_m", rf"^[ \t]*GPU\d+[ \t]+{_LINK_CODE}(?:[ \t]|$)"),
+    ("nvidia_smi.topo_m", r"^[ \t]*GPU0\b.*CPU Affinity"),
     ("nvidia_smi.compute_apps", r"\A\s*[\w., \[\]]*\b(?:used_gpu_memory|used_memory|process_name)\b.*,"),
     ("nvidia_smi.query_gpu", is_query_csv),
     ("nvidia_smi.q", r"^=+NVSMI LOG=+|^Attached GPUs\s+:"),
     ("nvidia_smi.q", r"^GPU [0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]$"),
-    ("nvidia_smi.nvlink_s", r"^\s+Link \d+: (?:[\d.]+ GB/s|<inactive>)|^Nvlink queries are not|NVLink information"),
+    ("nvidia_smi.nvlink_s", r"^[ \t]+Link \d+: (?:[\d.]+ GB/s|<inactive>)|^Nvlink queries are not|NVLink information"),
     # benchmarks and logs
     ("nccl_tests", r"^# (?:nThread|nccl-tests version|Collective test)|out-of-place\s+in-place"),
     ("p2p_bandwidth_latency", r"P2P Connectivity Matrix|Bandwidth Matrix \(GB/s\)|^Device=\d+ CAN|pciBusID: "),
@@ -85,7 +88,8 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("engine.log", r"\b(?:ERROR|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d "),
     ("engine.log", r"\[(?:core|engine|launcher)\.py:\d+\]|EngineCore|Application startup|ProcessGroupNCCL|\bTP\d+\]"),
     ("nccl.log", r"\bNCCL (?:INFO|WARN|TRACE|VERSION)\b|^NCCL version \d"),
-    ("engine.log", r"^Traceback \(most recent call last\)|^\s*(?:RuntimeError|ValueError): |torch[/.]cuda|usage: vllm"),
+    ("engine.log", r"^Traceback \(most recent call last\)|^[ \t]*(?:RuntimeError|ValueError): "),
+    ("engine.log", r"torch[/.]cuda|^usage: vllm"),
     # kernel and QEMU
     ("kernel_log", r"^\[\s*\d{1,9}\.\d{4,6}\]\s|^<\d>\["),
     ("kernel_log", r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"),
@@ -102,9 +106,9 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("iommu.groups", rf"^(?:IOMMU|Iommu|iommu)[ _][Gg][Rr][Oo][Uu][Pp]:? \d+|^\d+\t{_BDF}\t"),
     ("iommu.groups", rf"/iommu_groups/\d+/devices/|^[Gg]roup:? \d+:?(?:$|\s+{_BDF})"),
     ("sysfs.iommu", r"^unit (?:dmar|ivhd|smmu|virtio)\S*$|^group \d+ type \S+ devices"),
-    ("lspci.t", r"^[\s|]*-?\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}\]|^[\s|]*[+\\]-[0-9a-f]{2}\.[0-7]"),
+    ("lspci.t", r"^[ \t|]*-?\+?-?\[[0-9a-f]{4}:[0-9a-f]{2}\]|^[ \t|]*[+\\]-[0-9a-f]{2}\.[0-7]"),
     ("lspci.vvv", rf"^{_BDF} [A-Z0-9][^:]{{2,60}}: \S"),
-    ("lspci.vvv", r"^\s*(?:ACSCtl:\s|LnkSta:\s+Speed|LnkCap:\s|Capabilities: \[)|Physical Resizable BAR"),
+    ("lspci.vvv", r"^[ \t]*(?:ACSCtl:\s|LnkSta:\s+Speed|LnkCap:\s|Capabilities: \[)|Physical Resizable BAR"),
     # packages
     ("dkms.status", r"^[\w.+-]+(?:/|, )[\w.+~:-]+, [\w.+~-]+, (?:x86_64|aarch64): (?:built|installed|broken)\b"),
     ("dkms.status", r"^[\w.+-]+(?:/|, )[\w.+~:-]+: (?:added|broken)\b"),
@@ -120,7 +124,7 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("mokutil.sb_state", r"^SecureBoot (?:enabled|disabled)|support Secure Boot$|^EFI variables are not supported"),
     # identity, driver files
     ("os_release", r"^(?:PRETTY_NAME|VERSION_ID|VERSION_CODENAME)="),
-    ("hostnamectl", r"^\s*Operating System: \S"),
+    ("hostnamectl", r"^[ \t]*Operating System: \S"),
     ("proc.cpuinfo", r"^vendor_id\s*: |^processor\s*: \d+$|^Vendor ID:\s|^Architecture:\s+x86"),
     ("dmi", r"^product_name: |^sys_vendor: "),
     ("proc.driver.nvidia.version", r"^NVRM version: "),
@@ -134,17 +138,17 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("proc.modules", r"^Module\s+Size\s+Used by|^\w+ \d+ \d+ \S+ (?:Live|Loading|Unloading) 0x"),
     # configuration files
     ("etc.default.grub", r"^(?:export )?GRUB_[A-Z_]+\+?="),
-    ("pve.mapping.pci", r"^\s+map (?:id|node|path)="),
+    ("pve.mapping.pci", r"^[ \t]+map (?:id|node|path)="),
     ("pve.cpu_models", r"^cpu-model: \S"),
     ("pve.conf", is_pve_conf),
-    ("etc.nccl.conf", r"\A(?:#.*\n|\s*\n)*\s*NCCL_[A-Z0-9_]+ ?="),
+    ("etc.nccl.conf", r"\A(?:#.*\n)*[ \t]*NCCL_[A-Z0-9_]+ ?="),
     ("modprobe.d", is_modprobe),
     ("proc.cmdline", is_command_line),
     ("systemd.unit", r"^\[(?:Service|Unit|Install)\]$"),
     # recognised so that they are not called unknown; no rule reads them yet
     ("proc.meminfo", r"^MemTotal:\s"),
     ("numactl", r"^available: \d+ nodes"),
-    ("proc.iomem", r"^\s*[0-9a-f]{4,16}-[0-9a-f]{4,16} : "),
+    ("proc.iomem", r"^[ \t]*[0-9a-f]{4,16}-[0-9a-f]{4,16} : "),
     ("initramfs.log", r"^update-initramfs: "),
     ("cgroup.devices", r"^[abc] \d+:(?:\d+|\*) [rwm]+$"),
     ("lockdown", r"\A\s*(?:\[none\]|none) (?:\[integrity\]|integrity) "),
@@ -155,6 +159,8 @@ _MATCHERS = tuple(
 )
 
 
-def by_content(clean: str) -> str:
-    """Return the source id that the text shows, or ""."""
+def by_content(rows: list[str]) -> str:
+    """Return the source id that these lines show, or ""."""
+    # Clipped and without blank lines, so that no odd file can make a pattern search for long.
+    clean = "\n".join(row[:_LONGEST_ROW] for row in rows if row)
     return next((source for source, matches in _MATCHERS if matches(clean)), "")

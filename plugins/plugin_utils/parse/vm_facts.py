@@ -45,8 +45,11 @@ def _configs(sources: Sources) -> Fact[Mapping[str, VmConfig]]:
             config = replace(config, pending={**(config.pending or {}), **told.new})
             config = replace(config, pending_deletes=tuple(dict.fromkeys((*config.pending_deletes, *told.deletes))))
         configs[vmid] = _with_process(config, running.get(vmid), asked_running, sources)
+    nowhere = sources.absent("pve.conf")
+    if not configs and nowhere.startswith("no file matches"):
+        return Fact({}, "pve.conf", nowhere)
     if not configs:
-        return unknown(refusal or "no configuration of a Proxmox VM was collected", "pve.conf")
+        return unknown(refusal or nowhere or "no configuration of a Proxmox VM was collected", "pve.conf")
     return Fact(configs, next(iter(family.values())).source, shorten(_telling_lines(configs)))
 
 
