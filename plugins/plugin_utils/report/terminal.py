@@ -135,7 +135,9 @@ def _head(page: _Page, snapshot: Snapshot) -> None:
         page.text(
             "none" if count.value == 0 else "not known" if not count.value else str(count.value), lead="  GPUs    "
         )
-    page.text(_driver(snapshot), lead="  driver  ")
+    driver = snapshot.driver
+    if role.value != "hypervisor" or driver.loaded_version.known or driver.smi.known:
+        page.text(_driver(snapshot), lead="  driver  ")
     state = path_state(snapshot, count.value)
     if role.value != "hypervisor" and state.state != "single":
         rung = f" [rung {state.rung}: {RUNGS[state.rung]}]" if state.rung is not None else ""

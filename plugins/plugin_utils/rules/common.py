@@ -18,9 +18,7 @@ SECURITY_NOTES: Mapping[str, str] = {
 }
 
 RISK_STOP = "Stops the virtual machine; a reboot from inside the guest is not enough."
-RISK_RESET = (
-    "An RTX 5090 or RTX PRO 6000 Blackwell may not answer after a VM stop until its host is power-cycled (rule C19)."
-)
+RISK_RESET = "An RTX 5090 or RTX PRO 6000 Blackwell may not answer after a VM stop until its host is power-cycled."
 
 # What a grant that really delivers brought elsewhere.
 MENLO_GAIN = Gain("14 -> 0.45", "us copy latency", "Menlo, 8x RTX PRO 6000 in a KVM guest: one site, not repeated here")

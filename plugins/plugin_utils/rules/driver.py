@@ -11,6 +11,7 @@ from .common import FOREIGN_DRIVERS, device_id, has_no_gpu, listed, log_excerpt,
 from .knowledge import GpuModel, gpu_model, gpu_model_by_name, version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
 
+_PROVISION = ("peerlane provision -i INVENTORY -l HOST",)
 _REBOOT = "Reboots this machine; a running engine stops."
 _HOLD = (
     "apt-mark hold $(dpkg-query -W -f '${Package}\\n' 'nvidia-*' 'libnvidia-*' 2>/dev/null)",
@@ -107,9 +108,8 @@ def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             *([log_excerpt(snapshot, lost)] if (lost := log_lines(snapshot, r"fallen off the bus|Xid")) else []),
             subject=smi.lost[0] if len(smi.lost) == 1 else "",
             why=(
-                "nvidia-smi stops at the first dead GPU, so a missing line says nothing about the "
-                "others: ask each by its "
-                "uuid or bus id, or look with lspci. The bus id is shown as the driver printed it."
+                "nvidia-smi stops at the first dead GPU, so a missing line says nothing about the others: ask each "
+                "by its uuid or bus id, or look with lspci. The bus id is shown as the driver printed it."
             ),
             fix=Fix(
                 "Ask the other GPUs one by one, then power-cycle the machine; check seating, riser, power and cooling",
@@ -135,8 +135,8 @@ def _unknown_error(snapshot: Snapshot, shown: Excerpt) -> Verdict:
         ),
         shown,
         why=(
-            "After systemctl daemon-reload on the host, systemd applies the container's device rules again without the "
-            "NVIDIA nodes. The host's own nvidia-smi is fine then. This is no driver and library mismatch."
+            "After systemctl daemon-reload on the host, systemd applies the container's device rules again without "
+            "the NVIDIA nodes. The host's own nvidia-smi is fine then. This is no driver and library mismatch."
             + ("" if inside else " Outside a container, read the kernel log for Xid messages instead.")
         ),
         fix=Fix(
@@ -166,7 +166,7 @@ def _not_working(snapshot: Snapshot, state: str, shown: Excerpt, message: str) -
         "not_found": (
             "There is no nvidia-smi: the driver's user space is not installed",
             "Install the driver (role nvidia_driver)",
-            ("ansible-playbook peerlane.gpu.provision",),
+            _PROVISION,
         ),
         "no_permission": (
             "nvidia-smi may not use the device nodes",
@@ -271,7 +271,7 @@ def _other_flavour(flavour: str) -> Fix:
     return Fix(
         f"Install the {flavour} kernel modules of the same version",
         (
-            f"ansible-playbook peerlane.gpu.provision -e nvidia_driver_flavour={flavour}",
+            f"{_PROVISION[0]} -e nvidia_driver_flavour={flavour}",
             "# by hand: purge one flavour only in the run that installs the other, and read what apt lists as NEW",
         ),
     )
@@ -429,7 +429,7 @@ def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             "fail",
             f"Driver {own} is older than {text}, the first that knows {listed(blackwell)}",
             fact,
-            fix=Fix("Install a newer branch", ("ansible-playbook peerlane.gpu.provision",)),
+            fix=Fix("Install a newer branch", _PROVISION),
             explains=("F1", "A5"),
         )
         return
@@ -441,13 +441,13 @@ def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             "warn",
             f"This host has driver {own}, while {listed(hosts)} has {listed(different)}",
             fact,
-            fix=Fix("Pin one version for the fleet", ("ansible-playbook peerlane.gpu.provision",)),
+            fix=Fix("Pin one version for the fleet", _PROVISION),
         )
     elif snapshot.role.value == "guest" and version_tuple(own) < version("driver.grant_without_clique"):
         yield verdict(
             "info",
-            f"Driver {own} grants P2P in a guest only by a clique; "
-            f"{version_text('driver.grant_without_clique')} may without",
+            f"Driver {own} grants P2P in a guest only by a clique; {version_text('driver.grant_without_clique')} may "
+            "without",
             fact,
         )
     else:
@@ -502,9 +502,8 @@ def _foreign_driver(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             fix=Fix(
                 "Blacklist the driver, rebuild the initramfs, reboot",
                 (
-                    "printf 'blacklist nouveau\\nblacklist nova_core\\nblacklist nova_drm\\noptions "
-                    "nouveau modeset=0\\n' "
-                    "> /etc/modprobe.d/peerlane-nvidia.conf",
+                    "printf 'blacklist nouveau\\nblacklist nova_core\\nblacklist nova_drm\\noptions nouveau "
+                    "modeset=0\\n' > /etc/modprobe.d/peerlane-nvidia.conf",
                     "update-initramfs -u -k all   # Fedora and RHEL: dracut --regenerate-all --force",
                     "reboot",
                 ),
@@ -546,8 +545,8 @@ _REJECTED = (
     severity="critical",
     looks_at=("mokutil.sb_state", "boot", "kernel_log", "lockdown", "proc.driver.nvidia.version"),
     why=(
-        "With Secure Boot on, the kernel takes only modules whose key is enrolled; DKMS signs with a key "
-        "of this machine."
+        "With Secure Boot on, the kernel takes only modules whose key is enrolled; DKMS signs with a key of this "
+        "machine."
     ),
     restart="reboot",
     automation="never",

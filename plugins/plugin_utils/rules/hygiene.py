@@ -29,8 +29,8 @@ _SINGLE = ("iommu", "intel_iommu", "amd_iommu", "mitigations", "pcie_aspm", "def
     severity="medium",
     looks_at=("proc.cmdline", "etc.default.grub", "uname"),
     why=(
-        "Parameters pile up from guides for other machines; some undo each other, some only look as if "
-        "they did something."
+        "Parameters pile up from guides for other machines; some undo each other, some only look as if they did "
+        "something."
     ),
     restart="reboot",
     automation="never",
@@ -148,8 +148,8 @@ def _framebuffer(snapshot: Snapshot, line: CommandLine, fact: Fact[CommandLine],
         snapshot,
         "warn",
         "video",
-        f"{listed([token('video', one) for one in values])} {'has' if len(values) == 1 else 'have'} "
-        f"no effect from kernel {text} on; initcall_blacklist=sysfb_init is what frees the boot framebuffer{where}",
+        f"{listed([token('video', one) for one in values])} {'has' if len(values) == 1 else 'have'} no effect from "
+        f"kernel {text} on; initcall_blacklist=sysfb_init is what frees the boot framebuffer{where}",
         fact,
     )
 
@@ -160,8 +160,8 @@ def _sticky_grub(snapshot: Snapshot) -> Iterator[Verdict]:
     if given.get("GRUB_DEFAULT") == "saved" and given.get("GRUB_SAVEDEFAULT") == "true":
         yield verdict(
             "warn",
-            "GRUB starts whichever kernel was started last (GRUB_DEFAULT=saved, "
-            "GRUB_SAVEDEFAULT=true): no kernel is pinned",
+            "GRUB starts whichever kernel was started last (GRUB_DEFAULT=saved, GRUB_SAVEDEFAULT=true): no kernel "
+            "is pinned",
             Excerpt(settings.source or "etc.default.grub", "GRUB_DEFAULT=saved\nGRUB_SAVEDEFAULT=true"),
             subject="GRUB_DEFAULT",
             fix=Fix(
@@ -341,8 +341,8 @@ def _no_headers(snapshot: Snapshot, one: DkmsState) -> Verdict:
         f"Kernel {newer} is installed and newer: reboot into it first."
         if newer
         else (
-            "If apt cannot find the package, this kernel is older than the repository: reboot into "
-            "the newest one first."
+            "If apt cannot find the package, this kernel is older than the repository: reboot into the newest one "
+            "first."
         )
     )
     steps = (

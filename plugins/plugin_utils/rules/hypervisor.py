@@ -147,8 +147,8 @@ def _iommu_enabled(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     severity="low",
     looks_at=("kernel_log", "proc.cmdline", "sysfs.iommu"),
     why=(
-        "iommu=pt only speeds up devices that the host itself uses; devices of VMs have domains of their "
-        "own either way."
+        "iommu=pt only speeds up devices that the host itself uses; devices of VMs have domains of their own either "
+        "way."
     ),
     restart="reboot",
     automation="ask",
@@ -311,8 +311,8 @@ def _judge_group(
             shown,
             subject=gpu.bdf,
             fix=Fix(
-                "Move one of them to a slot on CPU lanes, or switch ACS on in the firmware; Proxmox "
-                "cannot split a group"
+                "Move one of them to a slot on CPU lanes, or switch ACS on in the firmware; Proxmox cannot split a "
+                "group"
             ),
             explains=("C7",),
         )
@@ -375,9 +375,9 @@ def _judge_binding(snapshot: Snapshot, gpu: PciFunction, vmid: str, line: Passed
         reason = "the driver of this function was not read, or cut off"
         if by_id:
             reason += (
-                "; options vfio-pci ids= names it, which alone does not bind it: look at lspci -nnk, and where it is "
-                "not bound, at the initramfs, at softdep lines, and at the slot's other functions, "
-                "which ids= must name too"
+                "; options vfio-pci ids= names it, which alone does not bind it: look at lspci -nnk, and where it "
+                "is not bound, at the initramfs, at softdep lines, and at the slot's other functions, which ids= "
+                "must name too"
             )
         return verdict(
             "unknown",
@@ -464,8 +464,8 @@ def _missing_tokens(wanted: CommandLine, running: CommandLine) -> list[str]:
     looks_at=("proc.cmdline", "etc.default.grub", "etc.kernel.cmdline", "boot", "proxmox_boot_tool.status"),
     roles=("hypervisor",),
     why=(
-        "GRUB's file does nothing where systemd-boot starts the machine (ZFS on UEFI), and no file does "
-        "before a refresh."
+        "GRUB's file does nothing where systemd-boot starts the machine (ZFS on UEFI), and no file does before a "
+        "refresh."
     ),
     restart="reboot",
     automation="ask",
@@ -556,9 +556,8 @@ def _one_missing(tokens: Sequence[str], line: CommandLine | None) -> bool:
     severity="high",
     looks_at=("proc.cmdline", "kernel_log", "uname", "sysfs.iommu"),
     why=(
-        "The override only claims isolation. Peer DMA may bypass the IOMMU, so a VM can reach "
-        "another VM or the host, and "
-        "untranslated guest addresses may hit the wrong device. It never creates P2P."
+        "The override only claims isolation. Peer DMA may bypass the IOMMU, so a VM can reach another VM or the "
+        "host, and untranslated guest addresses may hit the wrong device. It never creates P2P."
     ),
     restart="reboot",
     automation="ask",
@@ -632,9 +631,8 @@ def _bridges_above(snapshot: Snapshot, bdf: str) -> list[PciFunction] | None:
     severity="critical",
     looks_at=("lspci.vvv", "sysfs.pci", "proc.cmdline"),
     why=(
-        "A guest's DMA carries guest addresses, which must reach the IOMMU to be translated. With "
-        "redirection off a switch "
-        "routes them by address: to a wrong device, or nowhere. Advice to disable ACS is for bare metal only."
+        "A guest's DMA carries guest addresses, which must reach the IOMMU to be translated. With redirection off a "
+        "switch routes them by address: to a wrong device, or nowhere. Advice to disable ACS is for bare metal only."
     ),
     restart="reboot",
     automation="never",
@@ -701,8 +699,8 @@ def _judge_acs(snapshot: Snapshot, gpu: PciFunction, disabling: Sequence[str]) -
         subject=gpu.bdf,
         severity=None if off else "medium",
         fix=Fix(
-            "Find and remove what switched it off (setpci in a unit or rc.local); do not switch ACS "
-            "off on a hypervisor",
+            "Find and remove what switched it off (setpci in a unit or rc.local); do not switch ACS off on a "
+            "hypervisor",
             ("grep -rnE 'setpci|ECAP_ACS' /etc/systemd/system /etc/rc.local /usr/local/sbin 2>/dev/null", "reboot"),
         ),
     )

@@ -79,9 +79,8 @@ def _is_qemu(snapshot: Snapshot) -> bool:
     severity="high",
     looks_at=("detect_virt.vm", "nvidia_smi.q", "proc.cpuinfo", "dmi"),
     why=(
-        "The driver looks for a hypervisor signature in CPUID. Without it the GPU does not count as "
-        "passed through, and "
-        "the capability with the P2P clique is not even read."
+        "The driver looks for a hypervisor signature in CPUID. Without it the GPU does not count as passed through, "
+        "and the capability with the P2P clique is not even read."
     ),
     restart="vm_stop_start",
     automation="ask",
@@ -279,8 +278,8 @@ def _all_present(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
 
 def _look_at_log() -> Fix:
     return Fix(
-        "Find out why the driver refused them: short MMIO space first (rule B11), then module "
-        "flavour (F2), then hardware",
+        "Find out why the driver refused them: short MMIO space first (rule B11), then module flavour (F2), then "
+        "hardware",
         ("dmesg | grep -E 'NVRM|BAR|probe'", "lspci -d 10de: -vv | grep -E '^[0-9a-f]|Region'"),
     )
 

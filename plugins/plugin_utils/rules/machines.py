@@ -225,6 +225,12 @@ def dotted(one: Passed) -> bool | None:
     return None if one.line.mapping or one.line.all_functions else False
 
 
+def with_function(one: Passed) -> str:
+    """Return the value of a hostpci line that names function 0."""
+    head, comma, rest = one.line.line.partition(":")[2].strip().partition(",")
+    return f"{head.split(';')[0]}.0{comma}{rest}" if "." not in head else f"{head.split(';')[0]}{comma}{rest}"
+
+
 def runs_as_asked(config: VmConfig) -> bool:
     """Whether every word of the ``args:`` line is on the command line of the running process, in order."""
     wanted = vm_arguments(config)

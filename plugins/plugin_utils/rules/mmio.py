@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix
@@ -84,8 +85,8 @@ def _phys_bits(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
                 change_vm(
                     "B5",
                     config,
-                    f"qm set {vmid(config)} --cpu '{without_option(config.settings.get('cpu', 'host'), 'phys-bits')},"
-                    f"phys-bits={host}'",
+                    f"qm set {vmid(config)} --cpu "
+                    f"'{without_option(config.settings.get('cpu', 'host'), 'phys-bits')},phys-bits={host}'",
                 ),
                 risk=stop_risk(display_functions(lines)),
             ),
@@ -163,8 +164,7 @@ def _knob_steps(config: VmConfig, knob_mib: int) -> tuple[str, ...]:
     old = _KNOB.sub("", config.settings.get("args", ""))
     old = re.sub(r"-fw_cfg\s+name=opt/ovmf/\s*", "", old).strip()
     new = f"-fw_cfg name=opt/ovmf/X-PciMmio64Mb,string={knob_mib}"
-    args = f"{old} {new}".strip().replace("'", "'\\''")
-    return (f"qm set {vmid(config)} --args '{args}'",)
+    return (f"qm set {vmid(config)} --args {shlex.quote(f'{old} {new}'.strip())}",)
 
 
 def _power_above(size: int) -> int:
@@ -212,8 +212,8 @@ def _window_of_vm(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tup
     if not isinstance(bits, str) and knob is not None and knob * _MIB >= 1 << bits:
         yield verdict(
             "fail",
-            f"VM {config.vmid} asks OVMF for {_gib(knob * _MIB)} of MMIO space in {bits} address "
-            "bits: its firmware hangs",
+            f"VM {config.vmid} asks OVMF for {_gib(knob * _MIB)} of MMIO space in {bits} address bits: its firmware "
+            "hangs",
             *evidence,
             subject=vm(config),
             fix=Fix(
@@ -288,8 +288,8 @@ def _window_fix(snapshot: Snapshot, config: VmConfig, need: int, bits: int, line
         "Give the guest the host's address bits first, then a larger OVMF window",
         change_vm("B11", config, *steps),
         risk=(
-            f"{stop_risk(display_functions(lines))} Too large a value hangs the firmware with a black "
-            "console: keep the old args."
+            f"{stop_risk(display_functions(lines))} Too large a value hangs the firmware with a black console: keep "
+            "the old args."
         ),
     )
 

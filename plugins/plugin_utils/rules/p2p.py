@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,25 +19,42 @@ from .machines import (
     change_vm,
     conf_line,
     device_sets,
+    display_functions,
     dotted,
     each_vm,
-    gpu_vms,
+    gpu_lines,
     home_of,
     runs_as_asked,
     vm,
     vm_arguments,
     vmid,
+    with_function,
 )
 from .peers import Grants, Pair, components, delivery, grants, why_no_grants
 from .registry import Fleet, Verdict, rule, verdict
 
 _CLIQUE_NOTE = (
-    f"{SECURITY_NOTES['forced_p2p']} A grant without delivery makes NCCL hang or return wrong values, "
-    "so the delivery test "
-    "is part of the fix, and the way back must be ready."
+    f"{SECURITY_NOTES['forced_p2p']} A grant without delivery makes NCCL hang or return wrong values, and a hang may "
+    "keep the GPUs busy until they are reset. So the test of delivery is part of the fix, and the way back must be "
+    "ready."
 )
 _CLIQUE_RISK = f"{RISK_STOP} {_CLIQUE_NOTE}"
-_PROBE = "ansible-playbook peerlane.gpu.probe -l GUEST   # delivery test with a time limit, control arm first"
+_NO_PUBLIC_PROOF = (
+    "No public result shows that bytes arrive over a clique under Proxmox: two RTX 3090 read back their own writes "
+    "there, while the driver said OK."
+)
+
+
+def _delivery_test(gpus: int | None) -> tuple[str, ...]:
+    """Return the commands that show whether peer data arrives: a control without P2P first, then the same with it."""
+    perf = f"all_reduce_perf -b 4 -e 16M -f 4 -c 1 -g {gpus or 2}"
+    return (
+        "# in the guest, with no engine running (nccl-tests); the control must pass first, with #wrong 0",
+        f"NCCL_P2P_DISABLE=1 timeout 120 {perf}",
+        f"NCCL_P2P_LEVEL=SYS timeout 120 {perf}",
+        "# a time-out or any #wrong above 0: nothing is delivered, take the way back; then try a known answer of "
+        "the engine",
+    )
 
 
 def _shown(pairs: list[Pair]) -> str:
@@ -64,45 +82,46 @@ def _peers_not_applicable(snapshot: Snapshot) -> Verdict:
 # --- D1, D2, D3: the clique -----------------------------------------------------------------------------------------
 
 
-def _clique_fix(home: Home | str, fleet: Fleet, rule_id: str, clique: int = 0) -> Fix:
+def _clique_fix(snapshot: Snapshot, fleet: Fleet, rule_id: str, clique: int = 0) -> Fix:
     summary = "Put all GPUs of the VM into one clique, then test delivery before anything uses it"
+    home = home_of(snapshot, fleet)
+    check = ("nvidia-smi topo -p2p r; nvidia-smi topo -p2p w", *_delivery_test(gpu_count(snapshot).value))
     if isinstance(home, Home) and home.host in fleet:
-        lines = [one for one in dict(_vms(fleet[home.host])).get(home.config.vmid, ()) if one.gpu is not False]
+        lines = gpu_lines(fleet[home.host], home.config)
         return Fix(
             summary,
             (
                 f"# on {home.host}",
                 *change_vm(rule_id, home.config, *_set_clique(home.config, lines, clique)),
-                "nvidia-smi topo -p2p r; nvidia-smi topo -p2p w",
-                _PROBE,
+                f"# in {snapshot.host}",
+                *check,
             ),
-            risk=f"{_CLIQUE_NOTE} {stop_risk([one.display for one in lines if one.display])}",
+            risk=f"{_CLIQUE_NOTE} {stop_risk(display_functions(lines))}",
         )
     return Fix(
         summary,
         (
-            "# on the hypervisor; VMID is this guest's id there; one -set for each GPU line; keep "
-            "the args that are there",
-            "cp -a /etc/pve/qemu-server/VMID.conf /root/VMID.conf.before-" + rule_id,
+            "# on the hypervisor; VMID is this guest's id there; a -set for each GPU line; keep the args that are "
+            "there",
+            f"cp -a /etc/pve/qemu-server/VMID.conf /root/VMID.conf.before-{rule_id}",
             f"qm set VMID --args '-set device.hostpci0.{CLIQUE}={clique} -set device.hostpci1.{CLIQUE}={clique}'",
             "qm showcmd VMID --pretty | grep -E 'clique|kvm=off|hostpci'",
             "qm shutdown VMID && qm start VMID",
-            "nvidia-smi topo -p2p r; nvidia-smi topo -p2p w",
-            _PROBE,
-            f"# way back: cp /root/VMID.conf.before-{rule_id} /etc/pve/qemu-server/VMID.conf, then "
-            "stop and start the VM",
+            f"# way back: cp /root/VMID.conf.before-{rule_id} /etc/pve/qemu-server/VMID.conf; then stop and start "
+            "the VM",
+            f"# in {snapshot.host}",
+            *check,
         ),
         risk=_CLIQUE_RISK,
     )
 
 
-def _vms(snapshot: Snapshot) -> Iterator[tuple[str, tuple[Passed, ...]]]:
-    for config, lines in gpu_vms(snapshot):
-        yield config.vmid, lines
+def _set_clique(config: VmConfig, lines: Sequence[Passed], clique: int) -> tuple[str, ...]:
+    """Return the commands that give each of these lines a clique and keep every other argument.
 
-
-def _set_clique(config: VmConfig, lines: list[Passed], clique: int) -> tuple[str, ...]:
-    """Return the command that sets one clique on these lines and keeps every other argument."""
+    A line keeps a valid clique that it has. A line that names a whole slot is given its function first.
+    """
+    number_ = vmid(config)
     words = vm_arguments(config)
     kept: list[str] = []
     skip = False
@@ -113,9 +132,18 @@ def _set_clique(config: VmConfig, lines: list[Passed], clique: int) -> tuple[str
             skip = True
         else:
             kept.append(word)
-    sets = [f"-set device.{one.name}.{CLIQUE}={clique}" for one in lines]
-    quoted = [word if word and not set(word) & set(" \"'\\$") else f'"{word}"' for word in kept]
-    return (f"qm set {vmid(config)} --args '{' '.join([*quoted, *sets])}'",)
+    has = {one.index: int(one.value) for one in device_sets(words) if one.name == CLIQUE and _valid_clique(one.value)}
+    for one in lines:
+        kept += ["-set", f"device.{one.name}.{CLIQUE}={has.get(one.line.index, clique)}"]
+    whole = [one for one in lines if dotted(one) is not False and not one.line.mapping]
+    return (
+        *(f"qm set {number_} --{one.name} '{with_function(one)}'" for one in whole),
+        f"qm set {number_} --args {shlex.quote(shlex.join(kept))}",
+    )
+
+
+def _valid_clique(value: str) -> bool:
+    return value.isdigit() and int(value) <= number("gpudirect.max_clique")
 
 
 @rule(
@@ -127,14 +155,13 @@ def _set_clique(config: VmConfig, lines: list[Passed], clique: int) -> tuple[str
     looks_at=("sysfs.pci", "nvidia_smi.topo_p2p_r", "nvidia_smi.topo_p2p_w"),
     why=(
         "In a guest the driver grants P2P by the hypervisor's approval capability, or since "
-        f"{version_text('driver.grant_without_clique')} where the GPU's firmware agrees. The "
-        "capability only asserts that "
-        "the path was tested; it enables nothing."
+        f"{version_text('driver.grant_without_clique')} where the GPU's firmware agrees. The capability only asserts "
+        "that the path was tested; it enables nothing."
     ),
     restart="vm_stop_start",
     automation="ask",
     risk=_CLIQUE_RISK,
-    verify="nvidia-smi topo -p2p r; nvidia-smi topo -p2p w; then the delivery test (rule D7)",
+    verify="nvidia-smi topo -p2p r; nvidia-smi topo -p2p w; then all_reduce_perf -c 1 with a time limit",
     sources=("QEMU hw/vfio/pci-quirks.c", "NVIDIA open-gpu-kernel-modules", "Menlo", "cloud-hypervisor #6235"),
     rung=RUNG_CLAIMED,
     gain=MENLO_GAIN,
@@ -174,20 +201,25 @@ def _clique_present(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     home = home_of(snapshot, fleet)
     if absent and refused:
         apart = (
-            f" Its settings on the hypervisor are not known here: {home}. Audit both together to see "
-            "B1, B2, B12 and D3."
+            f" Its settings on the hypervisor are not known here: {home}. Audit both together to see B1, B2, B12 and "
+            "D3."
             if isinstance(home, str)
             else ""
         )
-        count = f"{len(absent)} of {len(known)} GPUs" if len(absent) < len(known) else f"any of the {len(known)} GPUs"
+        title = (
+            f"None of the {len(known)} GPUs of this guest carries a P2P clique"
+            if len(absent) == len(known)
+            else f"{listed(absent)} of this guest {'carries' if len(absent) == 1 else 'carry'} no P2P clique"
+        )
         yield verdict(
             "fail",
-            f"The P2P clique is missing on {count} of this guest, and the driver refuses P2P",
+            f"{title}, and the driver refuses P2P",
             approvals,
             *(found.facts if found else ()),
-            why="In a guest the driver grants P2P by the hypervisor's approval; here it is not in config space."
+            why="In a guest the driver grants P2P by the hypervisor's approval; here it is not in config space. "
+            + _NO_PUBLIC_PROOF
             + apart,
-            fix=_clique_fix(home, fleet, "D1"),
+            fix=_clique_fix(snapshot, fleet, "D1"),
             explains=("D5",),
         )
         return
@@ -245,7 +277,7 @@ def _clique_consistent(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             "fail",
             f"{listed(absent)} has no P2P clique, while {len(cliques)} other GPUs have one",
             approvals,
-            fix=_clique_fix(home_of(snapshot, fleet), fleet, "D2", next(iter(ids)) or 0),
+            fix=_clique_fix(snapshot, fleet, "D2", next(iter(ids)) or 0),
             explains=("D5",),
         )
     elif len(ids) > 1:
@@ -259,7 +291,7 @@ def _clique_consistent(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
                 approvals,
                 severity="medium",
                 why="Several cliques are right only where they match islands that were measured.",
-                fix=_clique_fix(home_of(snapshot, fleet), fleet, "D2"),
+                fix=_clique_fix(snapshot, fleet, "D2"),
                 explains=("D5",),
             )
     elif not known or unread:
@@ -315,7 +347,7 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
             wrong.append(f"{name} is no NVIDIA GPU, so the VM does not start")
         if one.suffix:
             wrong.append(f"the id {name}{one.suffix} cannot be addressed")
-        if not (one.value.isdigit() and int(one.value) <= number("gpudirect.max_clique")):
+        if not _valid_clique(one.value):
             wrong.append(f"clique {one.value} of {name} is not in 0 to {number('gpudirect.max_clique')}")
     targets = {one.index for one in sets}
     unreachable = [one.name for one in lines if one.line.index in targets and dotted(one) is not False]
@@ -331,8 +363,11 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
     sure = [one.name for one in without if one.gpu]
     fix = Fix(
         "Set the same clique on each GPU line, and keep the other arguments",
-        (*change_vm("D3", config, *_set_clique(config, list(lines), _first_clique(sets))), _PROBE),
-        risk=f"{_CLIQUE_NOTE} {stop_risk([one.display for one in lines if one.display])}",
+        (
+            *change_vm("D3", config, *_set_clique(config, lines, _first_clique(sets))),
+            *_delivery_test(len(lines)),
+        ),
+        risk=f"{_CLIQUE_NOTE} {stop_risk(display_functions(lines))}",
     )
     evidence = conf_line(config, "args", *(one.name for one in lines))
     if wrong or sure:
@@ -371,8 +406,7 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
 
 def _first_clique(sets: Sequence[DeviceSet]) -> int:
     """Return the first valid clique that is set already, else 0."""
-    good = [int(one.value) for one in sets if one.value.isdigit() and int(one.value) <= number("gpudirect.max_clique")]
-    return good[0] if good else 0
+    return next((int(one.value) for one in sets if _valid_clique(one.value)), 0)
 
 
 # --- D4, D5, D6: what the driver grants -----------------------------------------------------------------------------
@@ -414,8 +448,7 @@ def _sees_passthrough(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             "The driver sees its GPUs as passed through",
             snapshot.gpus,
             why="Clique and pass-through are there, and still nothing is granted: look for MIG, mixed "
-            "models, a registry "
-            "setting, then the driver version."
+            "models, a registry setting, then the driver version."
             if refused and cliques
             else "",
         )
@@ -523,8 +556,7 @@ def _sockets(snapshot: Snapshot) -> Iterator[Verdict]:
             snapshot.topology,
             subject="topology",
             why="Tensor parallel traffic between them takes the link between the dies or sockets. SYS "
-            "alone does not mean "
-            "that P2P is refused.",
+            "alone does not mean that P2P is refused.",
             fix=Fix("Prefer slots on one NUMA node for GPUs that work together") if alone else None,
         )
     known = [gpu for gpu in topology.gpus if topology.numa_affinity.get(gpu) is not None]
@@ -634,8 +666,8 @@ def _all_granted(snapshot: Snapshot, found: Grants) -> Iterator[Verdict]:
         guest = snapshot.role.value == "guest"
         yield verdict(
             "warn",
-            f"The driver claims P2P for all pairs of {listed(refusers)}, which the stock driver does "
-            "not support on its own",
+            f"The driver claims P2P for all pairs of {listed(refusers)}, which the stock driver does not support on "
+            "its own",
             *evidence,
             severity="medium",
             why=(
@@ -646,7 +678,7 @@ def _all_granted(snapshot: Snapshot, found: Grants) -> Iterator[Verdict]:
             ),
             fix=Fix(
                 "Test delivery and collectives; until then keep the engine's custom all-reduce off",
-                (_PROBE, "# vLLM and SGLang: --disable-custom-all-reduce"),
+                (*_delivery_test(len(found.gpus)), "# vLLM and SGLang until then: --disable-custom-all-reduce"),
             ),
         )
         return
@@ -660,8 +692,8 @@ def _all_granted(snapshot: Snapshot, found: Grants) -> Iterator[Verdict]:
         f"The driver grants P2P to all pairs of the {len(found.gpus)} GPUs{over}: a claim, delivery is not shown by it",
         *evidence,
         why="A driver's OK and a copy test are no proof: test delivery and a value-checked collective, "
-        "and keep the engine's "
-        "custom all-reduce off until then. On GeForce cards an OK means a patched driver: the stock driver refuses.",
+        "and keep the engine's custom all-reduce off until then. On GeForce cards an OK means a patched driver: the "
+        "stock driver refuses.",
     )
 
 
@@ -745,10 +777,9 @@ _SERVICE_RISK = "Restarts the service. On a fabric that cannot route peer traffi
     severity="high",
     looks_at=("etc.nccl.conf", "peerlane.services", "nvidia_smi.topo_m", "nvidia_smi.topo_p2p_r"),
     why=(
-        f"Since NCCL {version_text('nccl.pxb_default')} the default limit is PXB: GPUs that meet at a "
-        "host bridge (PHB, "
-        "as in every Proxmox guest) stay on shared memory unless the limit is raised. Raise it only over paths whose "
-        "delivery was verified."
+        f"Since NCCL {version_text('nccl.pxb_default')} the default limit is PXB: GPUs that meet at a host bridge "
+        "(PHB, as in every Proxmox guest) stay on shared memory unless the limit is raised. Raise it only over "
+        "paths whose delivery was verified."
     ),
     restart="service",
     automation="ask",
@@ -822,7 +853,7 @@ def _level_unverified(snapshot: Snapshot, settings: list[Setting], found: Grants
             f"NCCL_P2P_LEVEL={raised[0].value} opens paths whose delivery was never verified",
             _said(raised),
             severity="medium",
-            fix=Fix("Test delivery first; until then take the line out", (_PROBE,)),
+            fix=Fix("Test delivery first; until then take the line out", _delivery_test(gpu_count(snapshot).value)),
         )
     if found is not None and found.none_granted:
         return verdict(
@@ -869,8 +900,8 @@ def _level_unset(snapshot: Snapshot, level: str) -> Verdict:
             f"Set NCCL_P2P_LEVEL={level} in the environment of the engine's unit, nowhere else",
             (
                 "mkdir -p /etc/systemd/system/peerlane-model@SERVICE.service.d",
-                f"printf '[Service]\\nEnvironment=NCCL_P2P_LEVEL={level}\\n' "
-                "> /etc/systemd/system/peerlane-model@SERVICE.service.d/nccl-level.conf",
+                f"printf '[Service]\\nEnvironment=NCCL_P2P_LEVEL={level}\\n' > "
+                "/etc/systemd/system/peerlane-model@SERVICE.service.d/nccl-level.conf",
                 "systemctl daemon-reload && systemctl restart peerlane-model@SERVICE",
                 "# way back: remove that file, daemon-reload, restart",
             ),

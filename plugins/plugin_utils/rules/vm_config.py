@@ -31,6 +31,7 @@ from .machines import (
     vm,
     vm_arguments,
     vmid,
+    with_function,
     without_option,
 )
 from .registry import Fleet, Verdict, rule, verdict
@@ -157,6 +158,8 @@ def _x_vga(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pass
         return
     what = listed([one.name for one in with_vga])
     explicit = config.option("cpu", "hidden")
+    if explicit is None:
+        explicit = (snapshot.vm.cpu_models.value or {}).get(cpu_type(config) or "", {}).get("hidden")
     number_ = vmid(config)
     console = (f"qm set {number_} --vga std",) if config.settings.get("vga", "none") == "none" else ()
     fix = Fix(
@@ -209,8 +212,8 @@ def _x_vga(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pass
     severity="info",
     looks_at=("pve.conf",),
     why=(
-        "A Hyper-V vendor id is harmless while KVM's own signature is visible, because the driver scans all of them; "
-        "together with kvm=off it hides the hypervisor. A Windows ostype switches such signatures on."
+        "A Hyper-V vendor id is harmless while KVM's own signature is visible, because the driver scans all of "
+        "them; together with kvm=off it hides the hypervisor. A Windows ostype switches such signatures on."
     ),
     restart="vm_stop_start",
     automation="never",
@@ -270,10 +273,9 @@ def _hv_vendor(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
     severity="high",
     looks_at=("pve.conf", "pve.cpu_models"),
     why=(
-        "Other CPU types have 40 address bits, too few for several large GPUs; many lack AVX2 or "
-        "AVX-512 for the engine; "
-        "the driver allows peer reads only on CPUs that it recognises; and NCCL's exception for AMD "
-        "needs the real vendor."
+        "Other CPU types have 40 address bits, too few for several large GPUs; many lack AVX2 or AVX-512 for the "
+        "engine; the driver allows peer reads only on CPUs that it recognises; and NCCL's exception for AMD needs "
+        "the real vendor."
     ),
     restart="vm_stop_start",
     automation="ask",
@@ -334,9 +336,8 @@ def _cpu_host(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
     restart="vm_stop_start",
     automation="never",
     risk=(
-        f"{RISK_STOP} Network and disk names and PCI addresses change inside the guest: match "
-        "interfaces by MAC address "
-        "first, and keep console access."
+        f"{RISK_STOP} Network and disk names and PCI addresses change inside the guest: match interfaces by MAC "
+        "address first, and keep console access."
     ),
     verify="cat /sys/class/dmi/id/product_name   # in the guest: Standard PC (Q35 ...)",
     sources=("pve-docs qm-pci-passthrough",),
@@ -374,8 +375,8 @@ def _machine(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pa
     severity="high",
     looks_at=("pve.conf",),
     why=(
-        "Without pcie=1 the GPU lands behind a conventional PCI bridge: the guest sees no link, and NCCL "
-        "reads no speed."
+        "Without pcie=1 the GPU lands behind a conventional PCI bridge: the guest sees no link, and NCCL reads no "
+        "speed."
     ),
     restart="vm_stop_start",
     automation="ask",
@@ -442,12 +443,6 @@ def _pcie(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passe
     )
 
 
-def _with_function(one: Passed) -> str:
-    """Return the value of a hostpci line that names function 0."""
-    head, comma, rest = one.line.line.partition(":")[2].strip().partition(",")
-    return f"{head.split(';')[0]}.0{comma}{rest}" if "." not in head else f"{head.split(';')[0]}{comma}{rest}"
-
-
 @rule(
     "B8",
     "pve-hostpci-function",
@@ -456,8 +451,9 @@ def _with_function(one: Passed) -> str:
     severity="critical",
     looks_at=("pve.conf", "pve.running", "sysfs.pci"),
     why=(
-        "A hostpci line without a function passes the whole slot. With more than one function QEMU names the devices "
-        "hostpciN.0, hostpciN.1, which -set cannot address: the start ends with: there is no device hostpciN defined."
+        "A hostpci line without a function passes the whole slot. With more than one function QEMU names the "
+        "devices hostpciN.0, hostpciN.1, which -set cannot address: the start ends with: there is no device "
+        "hostpciN defined."
     ),
     restart="vm_stop_start",
     automation="ask",
@@ -502,7 +498,7 @@ def _function(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
                     "B8",
                     config,
                     *(
-                        f"qm set {vmid(config)} --{one.name} '{_with_function(one)}'"
+                        f"qm set {vmid(config)} --{one.name} '{with_function(one)}'"
                         for one in hit
                         if not one.line.mapping
                     ),

@@ -59,8 +59,8 @@ def verified(link: str = "PHB", count: int = 4, **parts: object) -> object:
     ("rule", "judged", "state", "words"),
     [
         # D1
-        ("D1", refused(None, None), "fail", "any of the 2 GPUs"),
-        ("D1", refused(0, None), "fail", "1 of 2 GPUs"),
+        ("D1", refused(None, None), "fail", "None of the 2 GPUs"),
+        ("D1", refused(0, None), "fail", "0000:02:00.0 of this guest carries no"),
         ("D1", with_cliques(None, None, p2p=b.granted(2)), "info", "without a clique"),
         ("D1", with_cliques(1, 1, p2p=b.granted(2)), "info", "with a clique"),
         ("D1", refused(0, 0), "pass", "carry a P2P clique"),
@@ -184,7 +184,8 @@ def test_a_clique_is_never_advised_without_the_delivery_test_and_the_way_back() 
         rule = "D2" if judged is not None and b.verdicts("D2", judged) == ["fail"] else "D1"
         fix = b.findings(rule, judged, *others)[0].fix
         steps = "\n".join(fix.steps)
-        assert "peerlane.gpu.probe" in steps
+        assert "NCCL_P2P_DISABLE=1 timeout" in steps  # the control arm
+        assert "-c 1" in steps  # values are checked
         assert "# way back" in steps
         assert "cp -a " in steps
         assert "hidden=1" not in steps
