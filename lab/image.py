@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .state import Paths, locked
-from .system import LabError, Progress, command, require_space
+from .system import DEBIAN_KEYRING, LabError, Progress, command, require_space
 
 DISTROS: Mapping[str, str] = {"trixie": "Debian 13", "bookworm": "Debian 12"}
 DEFAULT_DISTRO = "trixie"
@@ -190,6 +191,8 @@ def ensure(paths: Paths, distro: str, progress: Progress) -> Path:
 def _bootstrap(distro: str, machine: Machine, work: Path, archive: Path, progress: Progress) -> None:
     progress(f"{distro}: building the {DISTROS[distro]} image, once (1-3 minutes, about 120 MB to download)")
     options = [f"--aptopt={setting}" for setting in machine.apt_settings]
+    if platform.freedesktop_os_release().get("ID") != "debian":
+        options.append(f"--keyring={DEBIAN_KEYRING}")  # apt's own trusted keys are another distribution's
     log = archive.with_suffix(".log")
     done = command(
         [
@@ -209,9 +212,9 @@ def _bootstrap(distro: str, machine: Machine, work: Path, archive: Path, progres
     )
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if re.match(r"\s*(E|Err):?", line)]
+        errors = [line for line in done.stderr.splitlines() if line.startswith("E:")]
         raise LabError(
-            f"building the {distro} image from {machine.mirror} failed: {(errors or ['no error line'])[0].strip()};"
+            f"building the {distro} image from {machine.mirror} failed: {(errors or ['no error line'])[0]};"
             f" the whole output is in {log}"
         )
     (work / "rootfs.tar").rename(archive)

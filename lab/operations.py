@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
 from . import cgroups, container, image, inventory, network
@@ -63,6 +64,9 @@ def purge(paths: Paths, progress: Progress) -> None:
         raise LabError(
             f"{paths.root}: hosts are left ({', '.join(sorted(existing_names(paths)))}), so nothing is purged"
         )
+    images = str(paths.images)
+    if paths.images.is_relative_to(paths.root) and f"lowerdir={images}/" in Path("/proc/mounts").read_text():
+        raise LabError(f"{images}: hosts of another lab use these images, so nothing is purged; take them down first")
     if paths.root.is_dir():
         shutil.rmtree(paths.root)
         progress(f"removed {paths.root}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -367,3 +368,22 @@ def test_down_works_with_a_broken_state_and_purge_takes_the_folder(tmp_path: Pat
     broken.ok("down", "--all", "--purge")
     assert not broken.paths.root.exists()
     assert IMAGES.exists()
+
+
+@pytest.mark.usefixtures("m1")
+def test_images_that_another_lab_uses_are_not_purged(tmp_path: Path) -> None:
+    root = tmp_path.resolve()
+    (root / "images").mkdir()
+    for archive in IMAGES.glob("trixie-*.tar"):
+        shutil.copy(archive, root / "images")
+    owner, guest = Lab(Paths(root, root / "images")), Lab(Paths(root / "guest", root / "images"))
+    try:
+        guest.ok("up", "g1")
+        done = owner.run("down", "--all", "--purge")
+        assert done.returncode == 3
+        assert "another lab" in done.stderr
+        assert guest.ssh("g1", "true").returncode == 0
+    finally:
+        guest.ok("down", "--all")
+    owner.ok("down", "--all", "--purge")
+    assert not root.exists()
