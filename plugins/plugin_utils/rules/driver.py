@@ -14,7 +14,7 @@ from .registry import Fleet, Verdict, rule, verdict
 _PROVISION = ("peerlane provision -i INVENTORY -l HOST",)
 _REBOOT = "Reboots this machine; a running engine stops."
 _HOLD = (
-    "apt-mark hold $(dpkg-query -W -f '${Package}\\n' 'nvidia-*' 'libnvidia-*' 2>/dev/null)",
+    "apt-mark hold $(dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' '*nvidia*' | awk '/^.i/ {print $2}')",
     '# and keep unattended-upgrades off them: Unattended-Upgrade::Package-Blacklist { "nvidia"; "libnvidia"; };',
 )
 
@@ -100,10 +100,12 @@ def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     elif smi.state == "version_mismatch":
         yield verdict("info", "The driver is loaded, but nvidia-smi cannot talk to it: rule F3 says why", shown)
     elif smi.state == "lost_gpu":
-        which_ = listed(smi.lost) if smi.lost else "a GPU"
+        which_ = f"GPU{'' if len(smi.lost) == 1 else 's'} {listed(smi.lost)}" if smi.lost else "a GPU"
         yield verdict(
             "fail",
-            f"The driver lost GPU {which_}",
+            f"The driver lost {'GPU' if len(smi.lost) == 1 else 'GPUs' if smi.lost else ''} {which_}".replace(
+                "  ", " "
+            ),
             shown,
             *([log_excerpt(snapshot, lost)] if (lost := log_lines(snapshot, r"fallen off the bus|Xid")) else []),
             subject=smi.lost[0] if len(smi.lost) == 1 else "",

@@ -194,6 +194,10 @@ def _header_meta(release: str) -> str:
     return "proxmox-default-headers"
 
 
+def _old(release: str) -> str:
+    return "   # Proxmox VE 7: pve-headers" if is_pve_kernel(release) else ""
+
+
 def _order(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", release))
 
@@ -346,7 +350,7 @@ def _no_headers(snapshot: Snapshot, one: DkmsState) -> Verdict:
         )
     )
     steps = (
-        ("reboot   # into " + newer, f"apt-get install {meta}", "dkms autoinstall")
+        ("reboot   # into " + newer, f"apt-get install {meta}{_old(release)}", "dkms autoinstall")
         if newer
         else (
             f"apt-get update && apt-get install {package}",

@@ -128,6 +128,7 @@ def _iommu_enabled(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         fix = Fix(
             f"Switch {technology.get(vendor or '', 'VT-d or AMD-Vi')} on in the firmware setup"
             + ("; on AMD the kernel needs no parameter for it" if vendor == "AuthenticAMD" else ""),
+            ("# reboot into the firmware setup: systemctl reboot --firmware-setup", "ls /sys/class/iommu"),
         )
     yield verdict(
         "fail",
@@ -311,8 +312,9 @@ def _judge_group(
             shown,
             subject=gpu.bdf,
             fix=Fix(
-                "Move one of them to a slot on CPU lanes, or switch ACS on in the firmware; Proxmox cannot split a "
-                "group"
+                "Move one of them to a slot on CPU lanes, or switch ACS on in the firmware: Proxmox "
+                "cannot split a group",
+                ("lspci -tv", f"ls /sys/kernel/iommu_groups/{group}/devices"),
             ),
             explains=("C7",),
         )
@@ -329,6 +331,7 @@ def _judge_group(
         f"{gpu.bdf} shares IOMMU group {group} with {listed(foreign)}: they can only go to the same VM",
         shown,
         subject=gpu.bdf,
+        fix=Fix("Pass them to one VM, or use another slot", (f"ls /sys/kernel/iommu_groups/{group}/devices",)),
     )
 
 

@@ -191,7 +191,10 @@ def _virtual_functions(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             "fail" if several else "info",
             f"{listed(virtual)} {'are virtual GPUs' if several else 'is a virtual GPU'}: no P2P over PCIe, by design",
             snapshot.gpus,
-            fix=Fix("Pass the physical functions to the guest, where P2P is wanted; a clique does not help here"),
+            fix=Fix(
+                "Pass the physical functions to the guest, where P2P is wanted; a clique does not help here",
+                ("# on the hypervisor; VMID is this guest's id there", "qm config VMID | grep -E 'hostpci|mdev'"),
+            ),
             explains=("D1", "D5"),
         )
     elif any(gpu.virtualization_mode for gpu in snapshot.gpus.value or ()):
@@ -332,7 +335,7 @@ def _chipset(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             *evidence,
             *shown,
             severity="medium",
-            fix=Fix("Give the VM the q35 machine type on the hypervisor (rule B6)"),
+            fix=Fix("Give the VM the q35 machine type on the hypervisor (rule B6)", _LOOK_AT_VM),
         )
     if rootless:
         gpus = [one.bdf for one in rootless]
@@ -342,7 +345,7 @@ def _chipset(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             *shown,
             Excerpt(rootless[0].source or "lspci", "\n".join(f"{one.bdf} {one.name}".strip() for one in rootless)),
             severity="medium",
-            fix=Fix("Give each GPU a PCIe root port: pcie=1 in its hostpci line (rule B7)"),
+            fix=Fix("Give each GPU a PCIe root port: pcie=1 in its hostpci line (rule B7)", _LOOK_AT_VM),
         )
     if i440 or rootless:
         return
@@ -351,6 +354,9 @@ def _chipset(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     else:
         reason = snapshot.machine.product_name.reason or "neither the product name nor device 00:00.0 names a chipset"
         yield verdict("unknown", "The chipset of this guest is not known", reason=reason)
+
+
+_LOOK_AT_VM = ("# on the hypervisor; VMID is this guest's id there", "qm config VMID | grep -E 'machine|hostpci'")
 
 
 def _behind_legacy(bdf: str, snapshot: Snapshot) -> bool:

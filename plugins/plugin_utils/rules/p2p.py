@@ -57,6 +57,9 @@ def _delivery_test(gpus: int | None) -> tuple[str, ...]:
     )
 
 
+_LOOK_AT_CPU = ("# on the hypervisor; VMID is this guest's id there", "qm config VMID | grep -E '^cpu|x-vga|^args'")
+
+
 def _shown(pairs: list[Pair]) -> str:
     undirected = dict.fromkeys(tuple(sorted(pair, key=lambda one: (len(one), one))) for pair in pairs)
     return listed([f"{first}-{second}" for first, second in undirected])
@@ -395,6 +398,7 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
             f"VM {config.vmid} has {len(ids)} different cliques: right only where they match measured islands",
             evidence,
             subject=vm(config),
+            fix=Fix("Test delivery inside each clique; across them NCCL uses host memory", _delivery_test(len(lines))),
         )
     return verdict(
         "pass",
@@ -436,7 +440,7 @@ def _sees_passthrough(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             "fail",
             f"The driver sees no hypervisor for {listed(without)} (Virtualization Mode None)",
             snapshot.gpus,
-            fix=Fix("Let the guest see KVM: rules A2, B1 and B2 say how"),
+            fix=Fix("Let the guest see KVM: rules A2, B1 and B2 say how", _LOOK_AT_CPU),
             explains=("D1", "D5"),
         )
     elif told and set(told.values()) == {"Pass-Through"}:
@@ -557,7 +561,9 @@ def _sockets(snapshot: Snapshot) -> Iterator[Verdict]:
             subject="topology",
             why="Tensor parallel traffic between them takes the link between the dies or sockets. SYS "
             "alone does not mean that P2P is refused.",
-            fix=Fix("Prefer slots on one NUMA node for GPUs that work together") if alone else None,
+            fix=Fix("Prefer slots on one NUMA node for GPUs that work together", ("nvidia-smi topo -m", "lspci -tv"))
+            if alone
+            else None,
         )
     known = [gpu for gpu in topology.gpus if topology.numa_affinity.get(gpu) is not None]
     without = [gpu for gpu in topology.gpus if gpu in topology.numa_affinity and gpu not in known]
@@ -636,9 +642,12 @@ def _nvlink_note(snapshot: Snapshot) -> str:
     return f"NVLink is OK for {_shown(linked)}." if linked else "NVLink connects no pair either."
 
 
-def _matrix_fix(role: str | None) -> Fix | None:
+def _matrix_fix(role: str | None) -> Fix:
     if role == "bare_metal":
-        return None
+        return Fix(
+            "Check MIG and GPU models; where the driver refuses by policy or board, stay on host memory",
+            ("nvidia-smi -L", "nvidia-smi -q | grep -A2 'MIG Mode'", "# vLLM and SGLang: --disable-custom-all-reduce"),
+        )
     return Fix(
         "Find out first what refuses it: the hypervisor's side of this guest (A2, B1, B2, D1), then MIG and models",
         ("systemd-detect-virt", "nvidia-smi -q | grep -E 'Virtualization Mode|MIG Mode' -A2"),
@@ -752,6 +761,18 @@ def _setting(snapshot: Snapshot, name: str) -> list[Setting]:
     return [one for one in snapshot.nccl.settings.value or () if one.name == name]
 
 
+def _drop(settings: Sequence[Setting]) -> tuple[str, ...]:
+    """Return the commands that take these settings out where they stand, with a backup or an editor."""
+    steps: list[str] = []
+    for one in settings:
+        if one.origin.startswith("/"):
+            steps.append(f"sed -i.bak '/^[[:space:]]*{one.name}[[:space:]]*=/d' {shlex.quote(one.origin)}")
+        else:
+            unit = shlex.quote(one.origin.removeprefix("unit ").strip())
+            steps += [f"systemctl edit {unit}   # Environment= without {one.name}", f"systemctl restart {unit}"]
+    return tuple(dict.fromkeys(steps))
+
+
 def _said(settings: list[Setting]) -> Excerpt:
     return Excerpt(settings[0].origin, "\n".join(f"{one.name}={one.value}   ({one.origin})" for one in settings))
 
@@ -801,7 +822,7 @@ def _nccl_level(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             f"NCCL_P2P_LEVEL={wrong[0].value} is no level that NCCL knows: it is ignored without a word",
             _said(wrong),
             why=f"The names are compared letter by letter, in capitals.{hint}",
-            fix=Fix("Remove the line, or write one of LOC, NVL, PIX, PXB, PHB, SYS"),
+            fix=Fix("Remove the line, or write one of LOC, NVL, PIX, PXB, PHB, SYS", _drop(wrong)),
         )
         return
     ended, found = delivery(snapshot), grants(snapshot)
@@ -833,6 +854,9 @@ def _nccl_level(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             _said(settings),
             snapshot.topology,
             severity="medium" if short else None,
+            fix=Fix(f"Write NCCL_P2P_LEVEL={level}", (*_drop(short), f"# in the same place: NCCL_P2P_LEVEL={level}"))
+            if short
+            else None,
         )
     else:
         yield _level_unset(snapshot, level)
@@ -845,7 +869,14 @@ def _level_unverified(snapshot: Snapshot, settings: list[Setting], found: Grants
             "fail",
             f"NCCL_P2P_LEVEL={raised[0].value} opens paths on which delivery failed",
             _said(raised),
-            fix=Fix("Remove the line and set NCCL_P2P_DISABLE=1; switch the engine's custom all-reduce off"),
+            fix=Fix(
+                "Remove the line and set NCCL_P2P_DISABLE=1; switch the engine's custom all-reduce off",
+                (
+                    *_drop(raised),
+                    "# in the same place: NCCL_P2P_DISABLE=1",
+                    "# vLLM and SGLang: --disable-custom-all-reduce",
+                ),
+            ),
         )
     if raised:
         return verdict(
@@ -853,7 +884,10 @@ def _level_unverified(snapshot: Snapshot, settings: list[Setting], found: Grants
             f"NCCL_P2P_LEVEL={raised[0].value} opens paths whose delivery was never verified",
             _said(raised),
             severity="medium",
-            fix=Fix("Test delivery first; until then take the line out", _delivery_test(gpu_count(snapshot).value)),
+            fix=Fix(
+                "Test delivery first; until then take the line out",
+                (*_drop(raised), *_delivery_test(gpu_count(snapshot).value)),
+            ),
         )
     if found is not None and found.none_granted:
         return verdict(
@@ -939,7 +973,7 @@ def _nccl_switches(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
                 f"{name}={value} {why}",
                 _said(found),
                 subject=name,
-                fix=Fix(f"Remove {name} from {listed([one.origin for one in found])} and restart the service"),
+                fix=Fix(f"Remove {name} from {listed([one.origin for one in found])}", _drop(found)),
             )
     switches = _setting(snapshot, "NCCL_P2P_DISABLE")
     ignored = [one for one in switches if not one.value.strip().lstrip("-").isdigit()]
@@ -949,7 +983,7 @@ def _nccl_switches(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             f"NCCL_P2P_DISABLE={ignored[0].value} is ignored: only the number 1 counts",
             _said(ignored),
             subject="NCCL_P2P_DISABLE",
-            fix=Fix("Write NCCL_P2P_DISABLE=1"),
+            fix=Fix("Write NCCL_P2P_DISABLE=1", (*_drop(ignored), "# in the same place: NCCL_P2P_DISABLE=1")),
         )
         return
     off = [one for one in switches if one.value.strip() not in ("0", "-0")]
@@ -960,7 +994,7 @@ def _nccl_switches(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             "NCCL_P2P_DISABLE=1 keeps NCCL off P2P paths whose delivery was verified",
             _said(off),
             subject="NCCL_P2P_DISABLE",
-            fix=Fix(f"Remove it from {listed([one.origin for one in off])} and restart the service"),
+            fix=Fix(f"Remove it from {listed([one.origin for one in off])}", _drop(off)),
         )
     elif not off and ended == "failed":
         yield verdict(

@@ -242,13 +242,20 @@ def _hv_vendor(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
             ),
         )
     elif vendor is not None or in_args:
-        state: str = "warn" if hidden else "info"
+        cpu = without_option(config.settings.get("cpu", "host"), "hidden", "hv-vendor-id")
         yield verdict(
-            "warn" if state == "warn" else "info",
+            "warn" if hidden else "info",
             f"VM {config.vmid} sets a Hyper-V vendor id"
             + (" together with a hidden KVM: the driver then sees no hypervisor" if hidden else ", which is harmless"),
             conf_line(config, "args" if in_args else "cpu"),
             subject=vm(config),
+            fix=Fix(
+                "Show KVM to the guest and drop the vendor id",
+                change_vm("B3", config, f"qm set {vmid(config)} --cpu '{cpu}'"),
+                risk=stop_risk(display_functions(lines)),
+            )
+            if hidden
+            else None,
         )
     elif windows:
         yield verdict(
