@@ -90,10 +90,8 @@ def _lab_host(home: Path, model: Path, golden: dict[str, Any]) -> int:
 
 def _inventory(home: Path, paths: Paths, model: Path, golden: dict[str, Any]) -> Path:
     """Write the inventory of the demo: the lab's own, with what a user would set for a model."""
-    data = yaml.safe_load(paths.inventory.read_text(encoding="utf-8"))
-    lab = data["all"]["children"]["lab"]
+    lab = yaml.safe_load(paths.inventory.read_text(encoding="utf-8"))["lab"]
     lab["hosts"] = {HOST: lab["hosts"][HOST]}
-    data["all"]["children"] = {"lab": lab}
     lab.setdefault("vars", {}).update(
         {
             "model_weights_name": "lab-tiny",
@@ -107,7 +105,7 @@ def _inventory(home: Path, paths: Paths, model: Path, golden: dict[str, Any]) ->
     )
     place = home / "inventory/hosts.yml"
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    place.write_text(yaml.safe_dump({"lab": lab}, sort_keys=False), encoding="utf-8")
     return place
 
 
