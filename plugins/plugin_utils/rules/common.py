@@ -57,6 +57,11 @@ def log_lines(snapshot: Snapshot, pattern: str) -> tuple[LogLine, ...]:
     return log.matching(pattern) if log else ()
 
 
+def in_container(snapshot: Snapshot) -> bool:
+    """Whether this is surely a container: its kernel and modules are then those of the host below."""
+    return snapshot.machine.container.value not in (None, "none")
+
+
 def kernel_version(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the running kernel's version as numbers, empty where it is not known."""
     return version_tuple(snapshot.kernel.release.value or "")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import AptChange, Fact, Gpu, Snapshot
-from .common import FOREIGN_DRIVERS, device_id, has_no_gpu, listed, log_excerpt, log_lines
+from .common import FOREIGN_DRIVERS, device_id, has_no_gpu, in_container, listed, log_excerpt, log_lines
 from .knowledge import GpuModel, gpu_model, gpu_model_by_name, version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
 
@@ -103,9 +103,7 @@ def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         which_ = f"GPU{'' if len(smi.lost) == 1 else 's'} {listed(smi.lost)}" if smi.lost else "a GPU"
         yield verdict(
             "fail",
-            f"The driver lost {'GPU' if len(smi.lost) == 1 else 'GPUs' if smi.lost else ''} {which_}".replace(
-                "  ", " "
-            ),
+            f"The driver lost {which_}",
             shown,
             *([log_excerpt(snapshot, lost)] if (lost := log_lines(snapshot, r"fallen off the bus|Xid")) else []),
             subject=smi.lost[0] if len(smi.lost) == 1 else "",
@@ -127,8 +125,7 @@ def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
 
 
 def _unknown_error(snapshot: Snapshot, shown: Excerpt) -> Verdict:
-    container = snapshot.machine.container.value
-    inside = container not in (None, "none")
+    inside = in_container(snapshot)
     return verdict(
         "fail",
         "NVML says unknown error"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import CommandLine, DkmsState, Fact, Snapshot
-from .common import SECURITY_NOTES, is_pve_kernel, kernel_version, listed, listed_items, token
+from .common import SECURITY_NOTES, in_container, is_pve_kernel, kernel_version, listed, listed_items, token
 from .hypervisor import iommu_off_tokens, set_kernel_parameters
 from .knowledge import version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
@@ -247,7 +247,7 @@ def _judge_module(snapshot: Snapshot, module: str, rows: list[DkmsState]) -> Ite
         yield _no_headers(snapshot, one)
     if failed or headless:
         return
-    running = snapshot.kernel.release.value
+    running = None if in_container(snapshot) else snapshot.kernel.release.value
     built = {one.kernel for one in rows if one.state == "installed"}
     nvidia = module.startswith("nvidia")
     evidence = snapshot.driver.dkms
@@ -259,7 +259,9 @@ def _judge_module(snapshot: Snapshot, module: str, rows: list[DkmsState]) -> Ite
             f"Whether {module} is built for every kernel is not known",
             evidence,
             subject=module,
-            reason="neither the running nor the installed kernels are known",
+            reason="in a container the running kernel is the host's, and no kernel is installed here"
+            if in_container(snapshot)
+            else "neither the running nor the installed kernels are known",
         )
         return
     missing = [one for one in installed.value or () if one not in built]

@@ -19,7 +19,7 @@ from .common import (
     log_lines,
     token,
 )
-from .knowledge import number, version, version_text
+from .knowledge import version, version_text
 from .machines import Passed, gpu_vms
 from .registry import Fleet, Verdict, rule, verdict
 
@@ -619,10 +619,10 @@ def _bridges_above(snapshot: Snapshot, bdf: str) -> list[PciFunction] | None:
     """Return the bridges from a function up to the root, or None where the way is not known."""
     functions = snapshot.pci.functions.value or {}
     way: list[PciFunction] = []
-    parent = functions[bdf].parent if bdf in functions else None
-    while parent and parent in functions and len(way) < number("pci.garbage_link_width"):
+    parent = (functions[bdf].parent if bdf in functions else None) or ""
+    while parent in functions and functions[parent] not in way:
         way.append(functions[parent])
-        parent = functions[parent].parent
+        parent = functions[parent].parent or ""
     return way or None
 
 

@@ -136,3 +136,13 @@ def test_an_older_running_kernel_is_left_before_anything_is_installed() -> None:
 
 def test_another_module_than_nvidias_is_not_as_severe() -> None:
     assert b.findings("H4", dkms(state(NEW, module="zfs"), installed=(OLD, NEW)))[0].severity == "medium"
+
+
+def test_in_a_container_the_running_kernel_is_not_this_machines() -> None:
+    from dataclasses import replace
+
+    inside = b.Machine(container=b.fact("systemd-nspawn"))
+    built = replace(dkms(state(NEW), running="6.1.0-host", installed=(NEW,)), machine=inside)
+    assert b.verdicts("H4", built) == ["pass"]
+    nothing = replace(dkms(state(NEW), running="6.1.0-host"), machine=inside)
+    assert "container" in b.findings("H4", nothing)[0].reason
