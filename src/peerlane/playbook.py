@@ -28,6 +28,10 @@ from peerlane.progress import Progress, progress
 # Each run leaves its log; the last ones are kept.
 _KEPT_RUNS = 20
 
+# A dry run leaves nothing on a host, not even Ansible's own temporary folder in the home of the login user: where the
+# session has a folder of its own, it ends with the session.
+_CHECK_ENVIRONMENT = {"ANSIBLE_REMOTE_TEMP": "${XDG_RUNTIME_DIR:-$HOME}/.ansible/tmp"}
+
 # Lines with this mark come from action plugins that say how far a long task is: "peerlane: HOST: text".
 _NOTE = "peerlane: "
 
@@ -128,7 +132,7 @@ def run(
             project_dir=str(Path.cwd()),
             playbook=playbook,
             cmdline=shlex.join(words),
-            envvars={**hosts.environment(), **password_env},
+            envvars={**hosts.environment(), **password_env, **(_CHECK_ENVIRONMENT if "--check" in flags else {})},
             settings={"pexpect_timeout": 1},
             suppress_env_files=True,
             quiet=True,

@@ -16,6 +16,7 @@ from peerlane.output import say, write_result
 
 # A log must show that a long task is alive, and must not be made of such lines.
 _STILL_S = 30.0
+_NOTE_S = 15.0
 
 
 @dataclass
@@ -78,8 +79,12 @@ class Progress:
     def note(self, host: str, text: str) -> None:
         """Show what a long task says about itself."""
         with self._lock:
-            row = self.rows.setdefault(host, Row())
-            row.note, row.said = text, time.monotonic()
+            row, now = self.rows.setdefault(host, Row()), time.monotonic()
+            first = not row.note
+            row.note = text
+            if not first and now - row.said < _NOTE_S:
+                return
+            row.said = now
         self._line(f"{host}: {text}")
 
     def show(self, text: str) -> None:
