@@ -230,11 +230,7 @@ class Work:
             row = known.get(one.path)
             if row is None:
                 continue
-            if (
-                one.size != row["size"]
-                or (one.sha256 and one.sha256 != row["sha256"])
-                or (self._newer_source(one, row) and model_files.sha256_of(self._local(one)) != row["sha256"])
-            ):
+            if self._differs(one, row):
                 other.append(one.path)
         if other:
             raise ModelError(
@@ -244,9 +240,15 @@ class Work:
                 )
             )
 
-    def _newer_source(self, one, row):
+    def _differs(self, one, row):
+        """Whether a source has other content than the manifest says; a local source is only hashed when it is newer."""
+        if one.size != row["size"]:
+            return True
+        if one.sha256:
+            return one.sha256 != row["sha256"]
         local = self._local(one)
-        return bool(local) and os.stat(local).st_mtime_ns > row["mtime_ns"]
+        newer = bool(local) and os.stat(local).st_mtime_ns > row["mtime_ns"]
+        return newer and model_files.sha256_of(local) != row["sha256"]
 
     def _local(self, one):
         source = self.options["source"]
