@@ -30,7 +30,12 @@ KEY_OWNER = "Peerlane lab (simulated repository) <lab@peerlane.invalid>"
 # Driver versions that the simulated repository offers, the newest last.
 DRIVERS = ("570.195.03", "580.95.05", "580.105.08", "595.58.03")
 # The version of each toolkit's meta package, as NVIDIA numbers them.
-TOOLKITS = {"12-8": "12.8.1-1", "12-9": "12.9.1-1", "13-0": "13.0.2-1"}
+# 12-7 is a trap: its meta package depends on a driver, as one by mistake could.
+TOOLKITS = {"12-7": "12.7.0-1", "12-8": "12.8.1-1", "12-9": "12.9.1-1", "13-0": "13.0.2-1"}
+
+TRAP = "12-7"
+# Where packages lie that no list names: for faults.
+FAULTS = "faults"
 
 NVCC = """#!/bin/sh
 # Simulated for the Peerlane lab: answers `nvcc --version`, compiles nothing.
@@ -214,13 +219,23 @@ def toolkit(dashed: str, version: str) -> Iterable[Deb]:
     yield Deb(
         f"cuda-toolkit-{dashed}",
         version,
-        f"cuda-nvcc-{dashed}, cuda-cudart-{dashed}, {config}",
+        f"cuda-nvcc-{dashed}, cuda-cudart-{dashed}, {config}" + (", cuda-drivers" if dashed == TRAP else ""),
         summary="CUDA toolkit",
         files={
             f"usr/local/cuda-{release}/version.json": f'{{"cuda": {{"name": "CUDA SDK", "version": "{version}"}}}}\n'
         },
     )
     yield Deb(f"cuda-{dashed}", version, f"cuda-toolkit-{dashed}, cuda-drivers", summary="CUDA with a driver")
+
+
+def half_installed() -> Deb:
+    """Return a driver of another repository whose configuration fails, so that dpkg leaves it half done."""
+    return Deb(
+        "nvidia-dkms-570",
+        "570.133.20-0ubuntu1",
+        summary="NVIDIA kernel module of another repository, whose configuration fails",
+        scripts={"postinst": "#!/bin/sh\nexit 10\n"},
+    )
 
 
 def packages(layout: str) -> list[Deb]:
@@ -270,6 +285,8 @@ def build(folder: Path, layout: str = "debian13", extra: Iterable[Deb] = ()) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.deb"):
         old.unlink()
+    (folder / FAULTS).mkdir(exist_ok=True)
+    write_deb(half_installed(), folder / FAULTS)
     stanzas = []
     for deb in [*packages(layout), *extra]:
         target = write_deb(deb, folder)
