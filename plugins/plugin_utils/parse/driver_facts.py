@@ -170,9 +170,10 @@ def _packages(sources: Sources) -> Fact[Mapping[str, Package]]:
 
 def _apt_history(sources: Sources) -> Fact[tuple[AptChange, ...]]:
     def read(text: str) -> Reading[tuple[AptChange, ...]]:
-        touched = [block for block in text.split("\n\n") if packages.apt_history(block)]
-        rows = [row.strip()[:300] for block in touched[-3:] for row in block.split("\n") if row.strip()]
-        return packages.apt_history(text), shorten(rows)
+        found = packages.apt_history(text)
+        started = {one.started for one in found[-3:]}
+        blocks = [block for block in text.split("\n\n") if any(at in " ".join(block.split()) for at in started)]
+        return found, shorten([row.strip()[:300] for block in blocks for row in block.split("\n") if row.strip()])
 
     return sources.fact(read, "apt.history")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..core.evidence import Evidence, EvidenceSet
@@ -20,11 +19,14 @@ _NOT_THERE = re.compile(r"No such file or directory|is not there|no file matches
 Reading = tuple[T, str] | None
 
 
-@dataclass(frozen=True)
 class Sources:
     """The evidence of one host, asked by source. Several files of one source are ``source`` and ``source@file``."""
 
-    evidence: EvidenceSet
+    def __init__(self, evidence: EvidenceSet) -> None:
+        self.evidence = evidence
+        self._by_source: dict[str, list[Evidence]] = {}
+        for entry in evidence:
+            self._by_source.setdefault(entry.source.partition("@")[0], []).append(entry)
 
     def entries(self, *sources: str) -> list[Evidence]:
         """Return the usable entries of these sources, in this order."""
@@ -32,12 +34,7 @@ class Sources:
 
     def asked(self, *sources: str) -> list[Evidence]:
         """Return the entries of these sources, with those that failed."""
-        return [
-            entry
-            for source in sources
-            for entry in self.evidence
-            if entry.source == source or entry.source.startswith(f"{source}@")
-        ]
+        return [entry for source in sources for entry in self._by_source.get(source, ())]
 
     def fact(self, read: Callable[[str], Reading[T]], *sources: str) -> Fact[T]:
         """Return the first reading that these sources give, or why none does."""

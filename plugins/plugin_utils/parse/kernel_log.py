@@ -31,13 +31,14 @@ _REFUSED = re.compile(r"^dmesg: .*(?:not permitted|Permission denied).*$", re.MU
 def parse(text: str) -> KernelLog:
     """Read a kernel log. Lines that nothing understands are kept too: rules look for their own texts."""
     found = tuple(_split(row) for row in lines(text) if row.strip())
-    denied = _REFUSED.search(text)
-    if denied and len(found) <= 1:
+    denied = _REFUSED.search(text) if len(found) <= 1 else None
+    if denied:
         raise RefusedError(denied[0].strip())
+    counts = (_SUPPRESSED.search(line.text) for line in found if "suppressed" in line.text)
     return KernelLog(
         lines=found,
         xids=tuple(xid for line in found if (xid := _xid(line))),
-        suppressed=sum(int(hit[1]) for line in found if (hit := _SUPPRESSED.search(line.text))),
+        suppressed=sum(int(hit[1]) for hit in counts if hit),
     )
 
 
@@ -47,10 +48,11 @@ def join(first: KernelLog, second: KernelLog) -> KernelLog:
 
 
 def _split(row: str) -> LogLine:
-    start = _PRIORITY.match(row)
-    rest = row[start.end() :] if start else row
-    stamp = program = ""
-    journal = _JOURNAL.match(rest)
+    rest, stamp, program = row, "", ""
+    if not row.startswith("["):
+        start = _PRIORITY.match(row)
+        rest = row[start.end() :] if start else row
+    journal = None if rest.startswith("[") else _JOURNAL.match(rest)
     if journal:
         stamp, program = journal[1], journal[2] or ""
         rest = rest[journal.end() :]

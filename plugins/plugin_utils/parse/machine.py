@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .text import lines, whole_number
 
@@ -85,6 +86,7 @@ class Processor:
     threads: int | None = None
 
 
+@lru_cache(maxsize=8)
 def processor(text: str) -> Processor:
     """Read ``/proc/cpuinfo`` or ``lscpu``. ``threads``: the collector's count, or that of several blocks."""
     rows = lines(text)

@@ -51,7 +51,7 @@ def apt_history(text: str) -> tuple[AptChange, ...]:
         elif key == "Commandline":
             command = rest.strip()
         elif key in ("Install", "Upgrade", "Downgrade", "Reinstall", "Remove", "Purge"):
-            changes.extend(_changes(key, rest))
+            changes.extend(_changes(key, rest) if _NVIDIA.search(rest) else [])
     return tuple(found)
 
 

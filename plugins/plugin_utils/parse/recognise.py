@@ -115,13 +115,20 @@ def split(text: str) -> list[Segment]:
 
 def _split_prompts(rows: list[str]) -> list[Segment]:
     segments: list[tuple[str, list[str]]] = [("", [])]
-    for row in rows:
+    for at, row in enumerate(rows):
         command = _prompt(row)
+        if command is not None and row.lstrip().startswith("#") and _in_comments(rows, at):
+            command = None
         if command is None:
             segments[-1][1].append(row)
         else:
             segments.append((command, []))
     return [Segment("\n".join(part), command) for command, part in segments if command or any(map(str.strip, part))]
+
+
+def _in_comments(rows: list[str], at: int) -> bool:
+    """Whether a line above or below starts with ``#`` too: then this is a comment, not root's prompt."""
+    return any(row.lstrip().startswith("#") for row in [*rows[max(at - 1, 0) : at], *rows[at + 1 : at + 2]])
 
 
 def _prompt(row: str) -> str | None:

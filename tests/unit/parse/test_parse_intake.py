@@ -1,0 +1,215 @@
+"""What people give: folders, fleets, loose files, pastes with prompts and fences, and bad input."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core import evidence
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import Evidence, EvidenceSet
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse.recognise import recognise
+
+TOPO = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\t X \t0-7\n"
+P2P = " \tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "source"),
+    [
+        ("a.txt", TOPO, "nvidia_smi.topo_m"),
+        ("topo-p2p-w.txt", P2P, "nvidia_smi.topo_p2p_w"),
+        ("p2p_rw.txt", P2P, "nvidia_smi.topo_p2p_rw"),
+        ("a.txt", "GPU 0: NVIDIA A30 (UUID: GPU-1)\n", "nvidia_smi.L"),
+        ("a.txt", "GPU 0: NVIDIA A30 (UUID: GPU-1)\n\t Link 0: 25 GB/s\n", "nvidia_smi.nvlink_s"),
+        ("a.txt", "name, pci.bus_id, memory.total [MiB]\nA30, 00000000:01:00.0, 5 MiB\n", "nvidia_smi.query_gpu"),
+        ("a.txt", "Failed to initialize NVML: Unknown Error\n", "nvidia_smi"),
+        ("a.txt", "[    1.165960] pcieport 0000:00:1d.4: BAR 15: no space\n", "kernel_log"),
+        ("a.txt", "Sep 19 16:18:02 host kernel: [68183.6] pcieport 0000:00:03.1: AER: x\n", "kernel_log"),
+        ("a.txt", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service\n", "kernel_log"),
+        ("a.txt", "kvm: -device vfio-pci: vfio 0000:01:00.0: group 1 is not viable\n", "qemu.log"),
+        ("a.txt", "01:00.0 3D controller: NVIDIA Corporation Device 2bb5 (rev a1)\n", "lspci.vvv"),
+        ("a.txt", "-+-[0000:00]-+-00.0\n |           +-01.1-[01]----00.0\n", "lspci.t"),
+        ("a.txt", "IOMMU group 7\n\t00:1b.0 Audio device: X\n", "iommu.groups"),
+        ("408.conf", "machine: q35\nmemory: 8192\nhostpci0: 01:00,pcie=1\n", "pve.conf.408"),
+        ("right.conf", "cpu: host\nhostpci0: 0000:81:00.0,pcie=1\n", "pve.conf.right"),
+        ("vfio.conf", "options vfio-pci ids=10de:21c4\n", "modprobe.d"),
+        ("etc-modules-load.d-vfio.conf", "vfio\nvfio_pci\n", "modules_load.d"),
+        ("nccl.conf", "# x\nNCCL_P2P_LEVEL=PHB\n", "etc.nccl.conf"),
+        ("proc-cmdline.txt", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro\n", "proc.cmdline"),
+        ("etc-kernel-cmdline.txt", "root=ZFS=rpool/ROOT/pve-1 boot=zfs\n", "etc.kernel.cmdline"),
+        ("grub", 'GRUB_CMDLINE_LINUX_DEFAULT="quiet"\n', "etc.default.grub"),
+        ("a.txt", "nvidia/595.58.03, 6.17.13-2-pve, x86_64: installed\n", "dkms.status"),
+        ("a.txt", "Error! Your kernel headers for kernel 6.2.16-3-pve cannot be found.\n", "dkms.log"),
+        ("a.txt", "Reading package lists... Done\nE: Unable to locate package x\n", "apt.output"),
+        ("history.log", "Start-Date: 2026-01-01  00:00:00\n", "apt.history"),
+        ("a.txt", "SecureBoot enabled\n", "mokutil.sb_state"),
+        ("detect-virt.txt", "kvm\n", "detect_virt.vm"),
+        ("a.txt", "h:1:2 [0] NCCL INFO Bootstrap: Using eth0\n", "nccl.log"),
+        ("a.txt", "ERROR 07-28 15:07:22 [core.py:632] RuntimeError: CUDA error\n", "engine.log"),
+        ("a.txt", "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n", "p2p_bandwidth_latency"),
+        ("a.txt", "nvbandwidth Version: v0.8\n", "nvbandwidth"),
+        ("a.txt", "# nThread 1 nGpus 2 minBytes 8\n", "nccl_tests"),
+        ("a.txt", 'PRETTY_NAME="Debian GNU/Linux 13"\nID=debian\n', "os_release"),
+        ("a.txt", "proxmox-ve: 9.1.0 (running kernel: 6.17.13-2-pve)\n", "pve.version"),
+    ],
+)
+def test_each_output_is_recognised(name, text, source):
+    assert [one.source for one in recognise(text, name)] == [source]
+
+
+@pytest.mark.parametrize("prompt", ["root@node1:~# ", "[user@node1 ~]$ ", "$ ", "# ", "user@node1:/tmp$ sudo "])
+def test_a_prompt_names_the_command(prompt):
+    (one,) = recognise(f"{prompt}nvidia-smi topo -p2p r\n{P2P}", "paste.txt")
+
+    assert (one.source, one.segment.command) == ("nvidia_smi.topo_p2p_r", "nvidia-smi topo -p2p r")
+
+
+def test_several_outputs_in_one_paste_are_told_apart():
+    text = (
+        f"$ nvidia-smi topo -m\n{TOPO}\n$ nvidia-smi topo -p2p r\n{P2P}\n"
+        f"$ systemd-detect-virt\nkvm\n$ cat /proc/cmdline\nquiet splash\n"
+    )
+
+    assert [one.source for one in recognise(text, "")] == [
+        "nvidia_smi.topo_m",
+        "nvidia_smi.topo_p2p_r",
+        "detect_virt.vm",
+        "proc.cmdline",
+    ]
+
+
+def test_prose_around_markdown_fences_is_dropped():
+    text = (
+        f"My GPUs with NVRM: Xid (PCI:0000:01:00): 79 in prose\n\n```\n"
+        f"{TOPO}```\n\nand\n\n```console\n$ nvidia-smi topo -p2p w\n{P2P}```\n"
+    )
+
+    assert [one.source for one in recognise(text, "issue.md")] == ["nvidia_smi.topo_m", "nvidia_smi.topo_p2p_w"]
+
+
+def test_a_comment_is_no_prompt():
+    (one,) = recognise("# If you change this file, run update-grub\n# cat is not run here\nGRUB_DEFAULT=0\n", "grub")
+
+    assert one.source == "etc.default.grub"
+
+
+def test_a_matrix_without_its_mode_says_what_to_do():
+    (one,) = recognise(P2P, "matrix.txt")
+
+    assert (one.source, "topo -p2p r" in one.reason) == ("", True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def make(name, files):
+        place = tmp_path / name
+        place.mkdir(parents=True)
+        for file, text in files.items():
+            (place / file).write_text(text, encoding="utf-8")
+        return place
+
+    return make
+
+
+def test_a_folder_of_loose_files_is_one_host(folder):
+    place = folder(
+        "node1", {"topo.txt": TOPO, "README.md": "nvidia-smi topo -m", "case.yml": "NVRM: x", "notes.txt": "hello"}
+    )
+
+    (host,) = intake.read([place])
+
+    assert (host.host, set(host.entries)) == ("node1", {"nvidia_smi.topo_m"})
+    assert host.unrecognised == ("notes.txt: no output that Peerlane knows",)
+
+
+def test_two_files_of_one_source_are_both_kept(folder):
+    log = "[    1.165960] pci: {}\n"
+    place = folder("node1", {"dmesg.txt": log.format(1), "guest dmesg.txt": log.format(2)})
+
+    (host,) = intake.read([place])
+
+    assert list(host.entries) == ["kernel_log", "kernel_log@guest-dmesg"]
+    assert [entry.source for entry in host] == list(host.entries)
+
+
+def test_a_snapshot_folder_and_a_fleet(folder, tmp_path):
+    for name in ("a", "b"):
+        evidence.save(
+            EvidenceSet(name, entries={"uname": Evidence("uname", "Linux a 6.1.0 x\n")}), tmp_path / "fleet" / name
+        )
+
+    assert [host.host for host in intake.read([tmp_path / "fleet"])] == ["a", "b"]
+    assert [host.host for host in intake.read([tmp_path / "fleet" / "b" / "manifest.json"])] == ["b"]
+
+
+def test_single_files_make_one_host_named_after_their_folder(folder):
+    place = folder("node7", {"topo.txt": TOPO, "virt.txt": "x", "list.txt": "GPU 0: NVIDIA A30 (UUID: GPU-1)\n"})
+
+    (host,) = intake.read([place / "topo.txt", place / "list.txt"])
+    (alone,) = intake.read([place / "topo.txt"])
+
+    assert (host.host, set(host.entries)) == ("node7", {"nvidia_smi.topo_m", "nvidia_smi.L"})
+    assert alone.host == "topo"
+
+
+def test_standard_input_is_a_host():
+    (host,) = intake.read([], stdin=TOPO)
+
+    assert (host.host, set(host.entries)) == ("stdin", {"nvidia_smi.topo_m"})
+
+
+def test_utf16_of_a_windows_clipboard_is_read(tmp_path):
+    (tmp_path / "topo.txt").write_bytes(TOPO.encode("utf-16"))
+
+    (host,) = intake.read([tmp_path / "topo.txt"])
+
+    assert set(host.entries) == {"nvidia_smi.topo_m"}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda place: [place / "missing"], "does not exist"),
+        (lambda place: [place / "empty"], "is an empty folder"),
+        (lambda place: [place / "pipe"], "neither a file nor a folder"),
+        (lambda place: [place / "notes.txt"], "holds nothing that Peerlane knows"),
+        (lambda place: [place / "junk.bin"], "is binary"),
+        (lambda place: [], "no input"),
+    ],
+)
+def test_bad_input_is_one_clear_line(tmp_path, make, words):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello\n", encoding="utf-8")
+    (tmp_path / "junk.bin").write_bytes(b"\x00\x01\x02" * 100)
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(InputError, match=words) as error:
+        intake.read(make(tmp_path))
+
+    assert "\n" not in error.value.line()
+
+
+def test_empty_standard_input_is_refused():
+    with pytest.raises(InputError, match="standard input"):
+        intake.read([], stdin=" \n")
+
+
+def test_a_bad_file_beside_good_ones_is_named_and_the_rest_is_read(folder, monkeypatch):
+    place = folder("node1", {"topo.txt": TOPO, "large.txt": "x" * 2000})
+    (place / "junk.bin").write_bytes(b"\x00" * 10)
+    monkeypatch.setattr(intake, "MAX_FILE_BYTES", 1000)
+
+    (host,) = intake.read([place])
+
+    assert set(host.entries) == {"nvidia_smi.topo_m"}
+    assert [line.split(":")[0] for line in host.unrecognised] == ["junk.bin", "large.txt"]
+
+
+def test_two_hosts_of_one_name_are_refused(folder):
+    first, second = folder("x/node1", {"a.txt": TOPO}), folder("y/node1", {"a.txt": TOPO})
+
+    with pytest.raises(InputError, match="second host named 'node1'"):
+        intake.read([first, second])
