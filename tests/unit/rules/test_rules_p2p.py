@@ -234,6 +234,11 @@ def test_islands_are_connected_components() -> None:
     assert "GPU5" not in title
 
 
+def test_a_pair_granted_in_one_direction_only_is_no_island() -> None:
+    title = b.findings("D5", b.guest(2, p2p=b.granted(2, "NS", g0_1="OK")))[0].title
+    assert "no pair in both directions" in title
+
+
 def test_sockets_and_missing_numa_nodes_outside_guests() -> None:
     two = b.snapshot("bare_metal", topology=b.topology(2, "SYS", numa={"GPU0": None, "GPU1": "1"}))
     by_subject = {one.subject: one for one in b.findings("D5", two)}

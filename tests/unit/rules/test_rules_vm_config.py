@@ -60,6 +60,7 @@ RUNS = ("-cpu", "host,+kvm_pv_eoi", "-device", "vfio-pci,host=0000:01:00.0,id=ho
         ("B2", b.hypervisor(b.vm_config(f"{TWO[0]},x-vga=1")), "info", "two GPUs"),
         ("B2", vms(b.vm_config("0000:43:00,pcie=1,x-vga=1", "0000:08:00.0,pcie=1")), "warn", "two GPUs"),
         ("B2", b.hypervisor(b.vm_config(f"{TWO[0]},x-vga=1", TWO[1], cpu="host,hidden=0")), "warn", "pointless"),
+        ("B2", b.hypervisor(b.vm_config(f"{TWO[0]},x-vga=1", TWO[1], cpu="host,hidden=1")), "info", "rule B1"),
         ("B2", b.hypervisor(b.vm_config(*TWO)), "pass", "No GPU"),
         ("B2", b.hypervisor(b.vm_config(f"{TWO[0]},x-vga=0", TWO[1])), "pass", "No GPU"),
         ("B2", UNREAD, "unknown", "not collected"),
