@@ -74,6 +74,7 @@ ansible_facts:
         holds: {description: Packages that are held., returned: success, type: str}
         repositories: {description: Output of C(apt-cache policy)., returned: success, type: str}
         policy: {description: Output of C(apt-cache policy) for related packages., returned: success, type: str}
+        asked: {description: The packages that C(policy) was asked for., returned: success, type: list}
         lists_present: {description: Whether apt has package lists., returned: success, type: bool}
         dkms_status: {description: Output of C(dkms status)., returned: success, type: str}
         make_logs: {description: Path to text of DKMS build logs., returned: success, type: dict}
@@ -243,6 +244,7 @@ def main() -> None:
         "holds": say("apt-mark", *no_cache, "showhold"),
         "repositories": say("apt-cache", *no_cache, "policy"),
         "policy": say("apt-cache", *no_cache, "policy", *sorted(set(names))),
+        "asked": sorted(set(names)),
         "lists_present": bool(glob.glob("/var/lib/apt/lists/*_Packages*")),
         "dkms_status": say("dkms", "status"),
         "make_logs": make_logs(),

@@ -62,7 +62,7 @@ def plan(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Toolkits:
             f"{name} is not in NVIDIA's repository for this distribution; leave its version out of "
             "cuda_toolkit_versions, or set nvidia_driver_repository_url to a repository that has it"
             for name, version in offered.items()
-            if not version
+            if not version and name in here.asked
         )
     elif wanted:
         notes.append("exact versions not known yet: apt has no package list of NVIDIA's repository")

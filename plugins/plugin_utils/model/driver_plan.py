@@ -119,6 +119,7 @@ class Host:
     holds: frozenset[str]
     repositories: tuple[Origin, ...]
     versions: Mapping[str, Versions]
+    asked: frozenset[str]  # what apt was asked about: a name that is not among them is unknown, not missing
     dkms: tuple[Any, ...]
     secure_boot: bool | None
     secure_boot_reason: str
@@ -233,6 +234,7 @@ def host(facts: Mapping[str, Any]) -> Host:
         holds=frozenset(facts["holds"].split()),
         repositories=repositories,
         versions=apt_text.versions(facts["policy"], repositories),
+        asked=frozenset(facts["asked"]),
         dkms=dkms_text.status(facts["dkms_status"]),
         secure_boot=facts["secure_boot"],
         secure_boot_reason=facts["secure_boot_reason"],
@@ -556,7 +558,7 @@ def _versions(
             install.append(f"{name}={same[0]}")
         elif offered[name] and not is_lockstep_package(name):
             install.append(f"{name}={offered[name][0]}")
-        else:
+        elif name in here.asked:
             stops.append(
                 f"{name} {wanted} is not offered by {source}, only {', '.join(offered[name][:3]) or 'nothing'}: kernel "
                 "module and libraries must have one version; set nvidia_driver_version to one that is complete"

@@ -128,7 +128,7 @@ def test_the_layout_has_what_the_role_installs(layout: str, system: str, branch:
     empty = ("packages", "holds", "repositories", "policy", "dkms_status", "container", "secure_boot_reason")
     facts = {
         **dict.fromkeys((*empty, "loaded_version"), ""),
-        **{key: [] for key in ("gpus", "kernels", "keys", "other_drivers")},
+        **{key: [] for key in ("gpus", "kernels", "keys", "other_drivers", "asked")},
         "os_release": release,
         "architecture": "amd64",
         "secure_boot": False,

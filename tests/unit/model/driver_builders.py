@@ -66,6 +66,7 @@ def facts(system: str = "trixie", **changes: Any) -> dict[str, Any]:
         "holds": "",
         "repositories": repositories(),
         "policy": "",
+        "asked": [],
         "lists_present": True,
         "dkms_status": "",
         "make_logs": {},

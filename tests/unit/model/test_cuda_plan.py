@@ -45,6 +45,8 @@ def test_a_version_that_the_repository_lacks_stops() -> None:
         repositories=make.repositories(make.NVIDIA),
         policy=make.policy(("cuda-toolkit-13-0", "13.0.2-1", make.NVIDIA, "")),
     )
+    assert cuda_plan.plan(facts, {"versions": ["12.8", "13.0"]}).stops == (), "apt was not asked yet"
+    facts["asked"] = ["cuda-toolkit-12-8", "cuda-toolkit-13-0"]
 
     stops = cuda_plan.plan(facts, {"versions": ["12.8", "13.0"]}).stops
 

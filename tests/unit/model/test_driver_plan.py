@@ -282,6 +282,20 @@ def test_a_version_that_nobody_offers_stops_with_what_there_is() -> None:
     assert "nvidia offers nvidia-kernel-open-dkms 570.195.03-1, not branch 580" in made.stops[0]
 
 
+def test_libraries_that_lack_the_modules_version_stop() -> None:
+    offered = make.nvidia_offers("580.95.05-1")
+    offered["policy"] = offered["policy"].replace(
+        "nvidia-driver-cuda:\n  Installed: (none)\n  Candidate: 580.95.05-1\n  Version table:\n     580.95.05-1",
+        "nvidia-driver-cuda:\n  Installed: (none)\n  Candidate: 580.105.08-1\n  Version table:\n     580.105.08-1",
+    )
+
+    asked = plan(make.facts(**offered, asked=["nvidia-driver-cuda"])).stops
+    not_asked = plan(make.facts(**offered)).stops
+
+    assert "nvidia-driver-cuda 580.95.05 is not offered by nvidia, only 580.105.08-1" in asked[0]
+    assert not_asked == ()
+
+
 def test_before_the_repository_is_there_the_version_is_unknown() -> None:
     made = plan(make.facts())
 
