@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 RECORD = "engine.json"
@@ -40,11 +39,6 @@ _CAUSES = (
         "the package index has no {0} for this machine and Python",
     ),
 )
-
-
-def fingerprint(lock: str, launcher: str) -> str:
-    """Return eight hex digits that name this lock with this launcher."""
-    return hashlib.sha256((lock + "\0" + launcher).encode("utf-8")).hexdigest()[:8]
 
 
 def install_cause(output: str) -> str:

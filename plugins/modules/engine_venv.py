@@ -135,6 +135,8 @@ def read_record(home):
 
 def python_version(module, python):
     """Return ``3.13.5``, or "" where this Python can't be run."""
+    if not os.access(python, os.X_OK):
+        return ""
     code, out, _err = module.run_command([python, "-c", VERSION_CODE])
     return out.strip() if code == 0 else ""
 
@@ -237,6 +239,8 @@ class Builder:
             cause = "no end after {0} s".format(self.options["timeout_s"])
         else:
             cause = engine_venv.install_cause(out + "\n" + err)
+            if self.options["wheelhouse"]:
+                cause = cause.replace("the package index", "the wheelhouse " + self.options["wheelhouse"])
         if code != 0:
             self.module.fail_json(
                 msg="{0} {1} can't be installed by {2}: {3}".format(

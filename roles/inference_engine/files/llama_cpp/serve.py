@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Serve one GGUF model with llama.cpp (package xllamacpp), and drain before ending.
 
-    serve RELEASE        read the arguments, one a line, from the file ``args`` in this folder
-    serve -- ARGUMENTS   take them from the command line
+    peerlane-serve RELEASE        read the arguments, one a line, from the file ``args`` in this folder
+    peerlane-serve -- ARGUMENTS   take them from the command line
 
 The names of the arguments are those of llama-server. SIGTERM stops accepting, lets running answers finish for up to
 ``--drain-timeout-s`` seconds and ends with 0; a second one ends at once. Bad arguments end with 2.
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the arguments. Exits with 2 where one is unknown or has a wrong type."""
-    parser = argparse.ArgumentParser(prog="serve", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="peerlane-serve", allow_abbrev=False)
     parser.add_argument("--model", required=True, help="GGUF file, or a folder that holds one")
     parser.add_argument("--alias", default="", help="name of the model in requests and answers")
     parser.add_argument("--host", default="127.0.0.1")
@@ -143,13 +143,13 @@ def main() -> int:
     """Load the model, serve until SIGTERM or SIGINT, drain."""
     if sys.argv[1:2] == ["--"]:
         options = parse(sys.argv[2:])
-    elif len(sys.argv) == 2:
+    elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
         folder = Path(sys.argv[1]).resolve()
         say(f"release {folder.name}")
         options = parse(read_release(folder))
     else:
-        sys.stderr.write(__doc__ or "")
-        return 2
+        print("usage: peerlane-serve RELEASE | peerlane-serve -- ARGUMENTS (--help for them)")
+        return 0 if sys.argv[1:] == ["--help"] else 2
     model = gguf_file(Path(options.model))
 
     import xllamacpp  # type: ignore[import-not-found]
