@@ -15,6 +15,8 @@ from .recognise import Recognised, is_silent, recognise
 MAX_FILE_BYTES = 64 * 1024 * 1024
 STDIN_HOST = "stdin"
 _SNIFF_BYTES = 8192
+# gzip, zip, xz, zstd, bzip2
+_ARCHIVES = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh")
 _NO_ID = re.compile(r"[^A-Za-z0-9_.:+-]+")
 
 
@@ -158,6 +160,8 @@ def _text(path: Path) -> tuple[str, str]:
         return "", f"cannot be read: {error.strerror}"
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", errors="replace"), ""
-    if b"\0" in data[:_SNIFF_BYTES] or data[:2] == b"\x1f\x8b":
+    if data.startswith(_ARCHIVES):
+        return "", "is an archive: unpack it first"
+    if b"\0" in data[:_SNIFF_BYTES]:
         return "", "is binary"
     return data.decode("utf-8", errors="replace"), ""

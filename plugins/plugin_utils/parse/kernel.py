@@ -14,6 +14,7 @@ _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?(GRUB_[A-Z0-9_]+)(\+?)=(.*)")
 _VARIABLE = re.compile(r"\$(?:\{([A-Z0-9_]+)\}|([A-Z0-9_]+))")
 _UNAME = re.compile(r"Linux (\S+) (\d+\.\d\S*)")
 _PROC_VERSION = re.compile(r"Linux version (\d+\.\d\S*)")
+_HOSTNAMECTL = re.compile(r"^\s*Kernel: Linux (\d+\.\d\S*)", re.MULTILINE)
 _KERNEL_ROW = re.compile(r"release (\S+)((?: \w+=\w+)*)$")
 _LOADED_MODULE = re.compile(r"([A-Za-z0-9_]+)\s+\d+\s+(-?\d+)(?:\s.*)?$")
 
@@ -139,12 +140,15 @@ def release_of_image(running: CommandLine) -> str | None:
 
 
 def release(text: str) -> str | None:
-    """Return the kernel release in the words of ``uname -a`` or ``/proc/version``, or None."""
+    """Return the kernel release in the words of ``uname -a``, ``/proc/version`` or ``hostnamectl``, or None."""
     found = _PROC_VERSION.search(text)
     if found:
         return found[1]
     named = _UNAME.search(text)
-    return named[2] if named else None
+    if named:
+        return named[2]
+    listed = _HOSTNAMECTL.search(text)
+    return listed[1] if listed else None
 
 
 def node_name(uname: str) -> str | None:

@@ -92,14 +92,15 @@ def recognise(text: str, name: str) -> list[Recognised]:
     for segment in split(text):
         if not segment.text.strip() and not segment.command:
             continue
-        source = source_of(segment, name)
-        if source == "nvidia_smi.topo_p2p":
-            reason = "a peer-to-peer matrix without its mode: put `$ nvidia-smi topo -p2p r` (or w) above it"
-            found.append(Recognised(segment, reason=reason))
-        elif source:
-            found.append(Recognised(segment, source))
-        elif segment.text.strip():
+        sources = sources_of(segment, name)
+        if not sources and segment.text.strip():
             found.append(Recognised(segment, reason="no output that Peerlane knows"))
+        for source in sources:
+            if source == "nvidia_smi.topo_p2p":
+                reason = "a peer-to-peer matrix without its mode: put `$ nvidia-smi topo -p2p r` (or w) above it"
+                found.append(Recognised(segment, reason=reason))
+            else:
+                found.append(Recognised(segment, source))
     return found
 
 
@@ -144,13 +145,14 @@ def _prompt(row: str) -> str | None:
     return bare[1].strip() if bare and bare[2] in _COMMANDS else None
 
 
-def source_of(segment: Segment, name: str) -> str:
-    """Return the source id of an output, or ""."""
+def sources_of(segment: Segment, name: str) -> tuple[str, ...]:
+    """Return the source ids of an output: none where it is not known, several where several stand in it."""
     rows = lines(segment.text[:_HEAD_CHARACTERS])
-    source = by_content(rows)
-    if source:
-        return _refine(source, segment.command, name.lower())
-    return _by_command(segment.command) or _by_name(rows, name.lower())
+    shown = by_content(rows)
+    if shown:
+        return tuple(_refine(source, segment.command, name.lower()) for source in shown)
+    told = _by_command(segment.command) or _by_name(rows, name.lower())
+    return (told,) if told else ()
 
 
 def _refine(source: str, command: str, name: str) -> str:

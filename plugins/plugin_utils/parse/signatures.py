@@ -160,8 +160,26 @@ _MATCHERS = tuple(
 )
 
 
-def by_content(rows: list[str]) -> str:
-    """Return the source id that these lines show, or ""."""
+# Outputs that people copy behind each other without a prompt between, as `collect_env` scripts print them too. Their
+# parsers find their own part of a text, so one text may serve several. Patterns are strict: none matches a quotation.
+_BESIDE = tuple(
+    (source, re.compile(pattern, re.MULTILINE))
+    for source, pattern in (
+        ("nvidia_smi.topo_m", r"^[ \t]*GPU0\b.*CPU Affinity"),
+        ("nvidia_smi", r"^\| NVIDIA-SMI \d"),
+        ("nvidia_smi.L", r"^GPU \d+: .* \(UUID: GPU-[^)]*\)$(?!\n[ \t]+Link)"),
+        ("hostnamectl", r"^[ \t]*Operating System: \S"),
+        ("proc.cpuinfo", r"^Vendor ID:\s"),
+        ("kernel_log", r"^\[\s*\d{1,9}\.\d{6}\] "),
+    )
+)
+
+
+def by_content(rows: list[str]) -> tuple[str, ...]:
+    """Return the ids of the sources that these lines show: the first that matches, and what may stand beside it."""
     # Clipped and without blank lines, so that no odd file can make a pattern search for long.
     clean = "\n".join(row[:_LONGEST_ROW] for row in rows if row)
-    return next((source for source, matches in _MATCHERS if matches(clean)), "")
+    first = next((source for source, matches in _MATCHERS if matches(clean)), "")
+    if first != "nvidia_smi.topo_p2p" and first not in dict(_BESIDE):
+        return (first,) if first else ()
+    return (first, *(source for source, pattern in _BESIDE if source != first and pattern.search(clean)))

@@ -81,6 +81,20 @@ def test_several_outputs_in_one_paste_are_told_apart():
     ]
 
 
+def test_outputs_behind_each_other_without_a_prompt_are_both_read():
+    text = f"  Operating System: Debian GNU/Linux 13\n    Kernel: Linux 6.12.1-amd64\n| NVIDIA-SMI 590.44.01 |\n{TOPO}"
+
+    assert {one.source for one in recognise(text, "a.txt")} == {"nvidia_smi.topo_m", "nvidia_smi", "hostnamectl"}
+
+
+def test_a_quotation_in_a_log_is_no_output():
+    log = "[    1.165960] systemd[1]: | NVIDIA-SMI 590.44.01 | GPU 0: X (UUID: GPU-1)\n"
+    engine = "INFO 07-28 15:07:22 [core.py:1] | NVIDIA-SMI 590.44.01 |\n"
+
+    assert [one.source for one in recognise(log, "a.txt")] == ["kernel_log"]
+    assert [one.source for one in recognise(engine, "a.txt")] == ["engine.log"]
+
+
 def test_prose_around_markdown_fences_is_dropped():
     text = (
         f"My GPUs with NVRM: Xid (PCI:0000:01:00): 79 in prose\n\n```\n"
@@ -177,6 +191,7 @@ def test_utf16_of_a_windows_clipboard_is_read(tmp_path):
         (lambda place: [place / "pipe"], "neither a file nor a folder"),
         (lambda place: [place / "notes.txt"], "holds nothing that Peerlane knows"),
         (lambda place: [place / "junk.bin"], "is binary"),
+        (lambda place: [place / "logs.tar.gz"], "is an archive: unpack it first"),
         (lambda place: [], "no input"),
     ],
 )
@@ -184,6 +199,7 @@ def test_bad_input_is_one_clear_line(tmp_path, make, words):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("hello\n", encoding="utf-8")
     (tmp_path / "junk.bin").write_bytes(b"\x00\x01\x02" * 100)
+    (tmp_path / "logs.tar.gz").write_bytes(b"\x1f\x8b\x08\x00" * 10)
     os.mkfifo(tmp_path / "pipe")
 
     with pytest.raises(InputError, match=words) as error:
