@@ -34,9 +34,20 @@ class Step:
     text: str
 
 
+# A blocking finding is no reason to stop where the run itself deals with it: these roles put these findings right ...
+_REPAIRED_BY = {"nvidia_driver": ("F1", "F2", "F4", "F5", "H4")}
+# ... and these only say that there is no proven path between GPUs. The host is then served without one: NCCL's and the
+# engine's own peer-to-peer are switched off (fail closed), which costs speed and nothing else.
+_FAILS_CLOSED = ("A2", "D1", "D2", "D4", "D5", "D6")
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one host. ``blocking``: ids that stop it; ``accepted``: ids that would, and that the user accepts."""
+    """The plan of one host.
+
+    ``blocking``: ids that stop it; ``accepted``: ids that would, and that the user accepts; ``handled``: ids that this
+    run deals with, each with how.
+    """
 
     host: str
     known: str
@@ -44,6 +55,7 @@ class Plan:
     findings: tuple[str, ...] = ()
     blocking: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
+    handled: tuple[str, ...] = ()
 
     def roles(self) -> list[str]:
         """Return the roles that are applied."""
@@ -56,6 +68,8 @@ class Plan:
         for step in self.steps:
             lines.append(f"  {step.role:{width}}  {'' if step.active else 'off: '}{step.text}")
         lines += [f"  {'findings':{width}}  {_list(self.findings) or 'none'}"]
+        if self.handled:
+            lines.append(f"  {'handled':{width}}  {', '.join(self.handled)}")
         if self.accepted:
             lines.append(f"  {'accepted':{width}}  {', '.join(self.accepted)} (peerlane_accept_findings)")
         if self.blocking:
@@ -81,7 +95,12 @@ def plan(
     """
     gpus = list(facts.get("gpus") or [])
     steps = tuple(Step(role, *_STEPS[role](settings, gpus, facts)) for role in ROLES)
-    stops = [str(one) for one in facts.get("blocking") or []]
+    active = {step.role for step in steps if step.active}
+    handled = {rule: role for role, rules in _REPAIRED_BY.items() if role in active for rule in rules}
+    if "nccl_settings" in active:
+        handled.update(dict.fromkeys(_FAILS_CLOSED, "served without peer-to-peer"))
+    found = [str(one) for one in facts.get("blocking") or []]
+    stops = [one for one in found if one not in handled]
     return Plan(
         host=host,
         known=known(facts, os_name),
@@ -89,6 +108,7 @@ def plan(
         findings=bad_findings(facts.get("findings") or []),
         blocking=tuple(one for one in stops if one not in accepted),
         accepted=tuple(one for one in stops if one in accepted),
+        handled=tuple(f"{one} ({handled[one]})" for one in found if one in handled),
     )
 
 

@@ -136,7 +136,7 @@ def _head(page: _Page, snapshot: Snapshot) -> None:
             "none" if count.value == 0 else "not known" if not count.value else str(count.value), lead="  GPUs    "
         )
     driver = snapshot.driver
-    if role.value != "hypervisor" or driver.loaded_version.known or driver.smi.known:
+    if role.value != "hypervisor" or driver.loaded_version.known:
         page.text(_driver(snapshot), lead="  driver  ")
     state = path_state(snapshot, count.value)
     if role.value != "hypervisor" and state.state != "single":
@@ -171,10 +171,27 @@ def _bad(
             page.gap()
             _full(page, one, reasons)
             continue
-        if any(cause.host == host for cause in reasons) and not _in_circle(one, reasons):
-            continue  # shown below its cause
-        _short(page, one, [cause for cause in reasons if cause.host != host])
+        if reasons and not _in_circle(one, reasons):
+            continue  # shown below its cause, here or on the host of the cause
+        _short(page, one)
         _explained(page, one, findings, {one.key})
+    if not verbose:
+        _caused_elsewhere(page, host, bad, causes)
+
+
+def _caused_elsewhere(
+    page: _Page, host: str, bad: Sequence[Finding], causes: Mapping[tuple[str, str], Sequence[Finding]]
+) -> None:
+    """Add one line for each finding of another host that is the cause of findings here."""
+    effects: dict[str, list[str]] = {}
+    for one in bad:
+        for cause in causes.get((host, one.rule), ()):
+            if cause.host != host:
+                name = f"{clean(cause.host)}: {cause.rule} {cause.title}"
+                effects[name] = list(dict.fromkeys([*effects.get(name, []), one.rule]))
+    for name, rules in effects.items():
+        page.gap()
+        page.text(f"{', '.join(rules)} of this host: the cause is on {name}", lead="  ", hang=6)
 
 
 def _in_circle(one: Finding, reasons: Sequence[Finding]) -> bool:
@@ -189,11 +206,9 @@ def _rung(one: Finding) -> str:
     return f" [{RUNGS[one.rung]}]" if one.rung is not None and one.bad else ""
 
 
-def _short(page: _Page, one: Finding, elsewhere: Sequence[Finding]) -> None:
+def _short(page: _Page, one: Finding) -> None:
     page.gap()
     page.text(one.title + _rung(one), lead="  ", hang=6, first=_label(one), kind=one.state)
-    for cause in elsewhere:
-        page.cut(f"{cause.rule} {cause.title}", lead=f"      cause on {clean(cause.host)}: ")
     if one.fix is not None:
         restart = f" ({_RESTARTS[one.fix.restart]})" if one.fix.restart != "none" else ""
         page.text(one.fix.summary + restart, lead="      fix: ", hang=11)
@@ -246,12 +261,19 @@ def _full(page: _Page, one: Finding, reasons: Sequence[Finding]) -> None:
 
 def _mild(page: _Page, findings: Sequence[Finding]) -> None:
     page.gap()
+    elsewhere: dict[str, list[str]] = {}
     for one in findings:
         if one.bad:
+            continue
+        if one.state == "not_applicable":
+            elsewhere.setdefault(one.reason, []).append(one.rule)
             continue
         label = f"{_STATE_WORDS.get(one.state, one.state)} {one.rule}  "
         why = f" ({one.reason})" if one.reason else ""
         page.text(f"{one.title}{why}", lead="  ", hang=6, first=label, kind=one.state)
+    for reason, rules in elsewhere.items():
+        word = _STATE_WORDS.get("not_applicable", "not_applicable")
+        page.text(f"{reason}: {', '.join(dict.fromkeys(rules))}", lead="  ", hang=6, first=f"{word}  ")
 
 
 def _counts(page: _Page, findings: Sequence[Finding], verbose: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from ..core.finding import SEVERITIES, Finding, Severity
@@ -14,7 +16,7 @@ from ..core.snapshot import NOT_READ, Snapshot
 from . import driver, hygiene, hypervisor, identity, mmio, p2p, vm_config  # noqa: F401
 from .common import SECURITY_NOTES, listed
 from .machines import Home, home_of
-from .registry import RULES, Fleet, Rule, as_finding, verdict
+from .registry import RULES, Fleet, Rule, Verdict, as_finding, verdict
 
 # What a finding about a VM on the hypervisor causes in the guest that runs in it.
 _CAUSES_IN_GUEST: Mapping[str, tuple[str, ...]] = {
@@ -48,7 +50,7 @@ def judge(fleet: Fleet) -> dict[str, tuple[Finding, ...]]:
     """Return the findings of each host: causes first, then by severity and rule.
 
     A guest's findings are tied to its hypervisor's where the fleet holds both (``common.home_of``). A rule that raises
-    is a bug and is not hidden.
+    is a bug; it becomes an ``unknown`` of its own that names the bug, so that the other rules are still heard.
     """
     found = {
         host: [one for rule in RULES.values() for one in _apply(rule, snapshot, fleet)]
@@ -74,11 +76,20 @@ def _apply(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> Iterator[Finding]:
             rule, snapshot.host, verdict("not_applicable", f"Not for this machine: {rule.title}", reason=reason)
         )
     else:
-        for one in rule.judge(snapshot, fleet):
+        for one in _judged(rule, snapshot, fleet):
             found = as_finding(rule, snapshot.host, one)
             if found.state == "unknown" and found.reason in ("", NOT_READ.reason):
                 found = replace(found, reason=f"not collected: {', '.join(rule.looks_at)}")
             yield found
+
+
+def _judged(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> list[Verdict]:
+    try:
+        return list(rule.judge(snapshot, fleet))
+    except Exception as error:  # see judge(): the other rules are still heard
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        bug = f"a bug in rule {rule.id}: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+        return [verdict("unknown", f"Not judged: {rule.title}", reason=bug)]
 
 
 def _tie_to_home(guest: str, snapshot: Snapshot, fleet: Fleet, found: dict[str, list[Finding]]) -> None:

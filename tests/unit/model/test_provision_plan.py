@@ -86,16 +86,28 @@ def test_what_is_asked_for_is_named():
 
 
 def test_a_blocking_finding_stops_unless_it_is_accepted():
-    given = facts(findings=[finding("D1"), finding("B4", "critical")], blocking=["B4", "D1"])
-    made = provision.plan("box", given, "Debian 13", SETTINGS, provision.accepted_ids("d1, x9"))
+    given = facts(findings=[finding("A5"), finding("B4", "critical")], blocking=["B4", "A5"])
+    made = provision.plan("box", given, "Debian 13", SETTINGS, provision.accepted_ids("a5, x9"))
 
     assert made.blocking == ("B4",)
-    assert made.accepted == ("D1",)
+    assert made.accepted == ("A5",)
     assert "STOP" in made.text() and "B4 must be dealt with first" in made.text()
     message = provision.gate_message(made.as_dict(), given["findings"])
     assert message == "B4: B4 is wrong; see: peerlane rules B4; or accept it: -e peerlane_accept_findings=B4"
-    both = provision.plan("box", given, "", SETTINGS, ["B4", "D1"])
+    both = provision.plan("box", given, "", SETTINGS, ["B4", "A5"])
     assert provision.gate_message(both.as_dict(), given["findings"]) == ""
+
+
+def test_what_the_run_itself_deals_with_does_not_stop_it():
+    gpu = {"name": "A GPU", "bdf": "0000:01:00.0"}
+    given = facts(gpus=[gpu], findings=[finding("F1", "critical"), finding("D5", "high")], blocking=["F1", "D5"])
+
+    made = provision.plan("box", given, "Debian 13", SETTINGS, [])
+    without = provision.plan("box", given, "Debian 13", {**SETTINGS, "nvidia_driver_enabled": False}, [])
+
+    assert made.blocking == ()
+    assert made.handled == ("F1 (nvidia_driver)", "D5 (served without peer-to-peer)")
+    assert without.blocking == ("F1",)
 
 
 @pytest.mark.parametrize(

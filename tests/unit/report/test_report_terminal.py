@@ -36,7 +36,7 @@ def test_the_host_that_causes_comes_first_with_its_effects_below_the_cause() -> 
     cause = shown.index("FAIL high B1")
     effect = shown.index("-> FAIL high D1  llm1: ")
     assert cause < effect < shown.index("llm1  guest")
-    assert "cause on pve1: B1" in shown
+    assert "of this host: the cause is on pve1: B1 " in shown
 
 
 def test_a_head_says_role_gpus_driver_and_the_rung_by_name() -> None:
