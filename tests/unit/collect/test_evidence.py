@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evidence, evidence_probes
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import SOURCES
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core import evidence as evidence_room
