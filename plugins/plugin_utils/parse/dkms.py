@@ -28,7 +28,6 @@ _CAUSES = (
     re.compile(r"make(?:\[\d+\])?: \*\*\* |'make'.*exit status|bad exit status: \d+"),
     re.compile(r"Bad return status for module build"),
 )
-_EXIT = re.compile(r"bad exit status: (\d+)")
 
 
 def status(text: str) -> tuple[DkmsState, ...]:
@@ -66,12 +65,6 @@ def failures(text: str) -> tuple[DkmsState, ...]:
     kernels = (head and head[3], bad and bad[1], call and call[3], automatic and automatic[1])
     kernel = next((name for name in kernels if name), "")
     return (*states, DkmsState(module, version, kernel, "failed", _first_cause(rows)))
-
-
-def exit_status(text: str) -> int | None:
-    """Return the exit status that DKMS tells of the build, or None."""
-    found = _EXIT.search(text)
-    return int(found[1]) if found else None
 
 
 def make_log(text: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..core.snapshot import Topology
@@ -138,13 +137,3 @@ def _column(affinity: dict[str, dict[str, str | None]], title: str) -> dict[str,
 def excerpt(text: str) -> list[str]:
     """Return the lines of the matrix, verbatim, for a person to see what a verdict stands on."""
     return [row for row in lines(text) if row.split()[:1] and re.match(r"\s*(GPU\d|NIC\d|mlx)", row)]
-
-
-def pairs(links: dict[tuple[str, str], str], names: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Return the code of each unordered pair of these names, the earlier name first."""
-    return {
-        (first, second): links[first, second]
-        for at, first in enumerate(names)
-        for second in names[at + 1 :]
-        if (first, second) in links
-    }

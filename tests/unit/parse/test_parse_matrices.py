@@ -13,7 +13,7 @@ def test_links_affinity_and_legend_are_read(recorded):
 
     assert read.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
     assert (read.nics, read.nic_names) == (("NIC0", "NIC1"), {"NIC0": "mlx5_0", "NIC1": "mlx5_3"})
-    assert topology.pairs(read.links, read.gpus)["GPU0", "GPU1"] == "NV4"
+    assert read.links["GPU0", "GPU1"] == "NV4"
     assert (read.links["NIC1", "GPU2"], read.links["GPU2", "NIC1"]) == ("PIX", "PIX")
     assert read.cpu_affinity["GPU2"] == "16-31,80-95"
     assert not read.truncated
