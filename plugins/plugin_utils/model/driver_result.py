@@ -113,7 +113,7 @@ def rollback(before: Mapping[str, Any], after: Mapping[str, Any], planned: Seque
         if not (is_driver_package(name) or "nvidia" in name or (name in named and one.broken)):
             continue
         old = was.get(name)
-        if old is None:
+        if old is None or (old.broken and one.broken):
             purge.append(name)
         elif old.complete and (old.version != one.version or one.broken):
             restore.append(f"{name}={old.version}")

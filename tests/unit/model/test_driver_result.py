@@ -122,6 +122,12 @@ def test_a_failed_upgrade_goes_back_to_the_earlier_version() -> None:
     assert back == {"purge": ["nvidia-x"], "restore": ["libcuda1=570.1-1", "nvidia-driver-cuda=570.1-1"]}
 
 
+def test_what_two_runs_left_half_done_goes_away() -> None:
+    half = make.facts(packages="iF \tnvidia-open-kernel-dkms\t550.163.01-2\nii \tlibcuda1\t550.163.01-2\n")
+
+    assert driver_result.rollback(half, half, [])["purge"] == ["nvidia-open-kernel-dkms"]
+
+
 def test_what_was_there_before_is_not_touched() -> None:
     same = make.facts(packages="ii \tnvidia-container-toolkit\t1.17-1\nii \tlibcuda1\t570.1-1\n")
 
