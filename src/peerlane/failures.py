@@ -11,6 +11,8 @@ from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import prefligh
 # A line on a terminal, not a page. The log has the rest.
 _LONGEST = 400
 
+_NEWER_PYTHON = "set ansible_python_interpreter to a Python 3.9 or newer; `peerlane doctor` lists what is there"
+
 # In the order of what says more: ssh prints several of these for one failed login.
 _SSH_TROUBLES: tuple[tuple[str, str, str], ...] = (
     (
@@ -60,7 +62,7 @@ _SSH_TROUBLES: tuple[tuple[str, str, str], ...] = (
         "update its sshd",
     ),
     (
-        r"Connection closed|Connection reset|Broken pipe|lost connection|closed by remote host|Shared connection",
+        r"Data could not be sent|Connection (closed|reset)|Broken pipe|lost connection|closed by remote|Shared connection",
         "the connection was cut",
         "is it rebooting? Run again when it is back; finished steps are not repeated",
     ),
@@ -105,7 +107,12 @@ def failure_lines(result: Mapping[str, Any], login: str = "") -> list[str]:
     if sudo is not None:
         return [sudo.line()]
     if "Ansible requires" in message and "Python" in message:
-        return [f"its Python is too old ({one_line(message)}); set ansible_python_interpreter to a Python 3.9 or newer"]
+        return [f"its Python is too old ({one_line(message)}); {_NEWER_PYTHON}"]
+    if "deserialization failed" in message:
+        # The module ended before it could answer. Ansible's own start code needs a newer Python than 3.6.
+        told = str(failed.get("module_stderr") or failed.get("module_stdout") or "").strip().splitlines() or [message]
+        old = "SyntaxError: future feature annotations" in told[-1]
+        return [f"its Python is too old; {_NEWER_PYTHON}" if old else f"its Python ran no module: {one_line(told[-1])}"]
     if "interpreter" in message and "not found" in message:
         return [f"{one_line(message)}; set ansible_python_interpreter, or as root: apt install python3"]
     problems = failed.get("problems")

@@ -96,6 +96,17 @@ def test_a_failed_task_is_said_in_lines(result, lines):
             "its Python is too old (Ansible requires Python 3.8 or newer on the target. Current version: 3.6.8); set",
         ),
         (
+            {
+                "msg": "Module result deserialization failed: No start of json char found",
+                "module_stderr": '  File "<stdin>", line 3\nSyntaxError: future feature annotations is not defined\n',
+            },
+            "its Python is too old; set ansible_python_interpreter to a Python 3.9 or newer",
+        ),
+        (
+            {"msg": "Module result deserialization failed: No start of json char found", "module_stderr": "Killed\n"},
+            "its Python ran no module: Killed",
+        ),
+        (
             {"msg": "The module interpreter '/usr/bin/python3' was not found."},
             "was not found.; set ansible_python_interpreter, or as root: apt install python3",
         ),
