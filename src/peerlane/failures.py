@@ -62,7 +62,7 @@ _SSH_TROUBLES: tuple[tuple[str, str, str], ...] = (
         "update its sshd",
     ),
     (
-        r"Data could not be sent|Connection (closed|reset)|Broken pipe|lost connection|closed by remote|Shared connection",
+        r"Data could not be sent|Connection (closed|reset)|Broken pipe|lost connection|closed by remote|Shared conn",
         "the connection was cut",
         "is it rebooting? Run again when it is back; finished steps are not repeated",
     ),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,9 @@ _KEPT_RUNS = 20
 # A dry run leaves nothing on a host, not even Ansible's own temporary folder in the home of the login user: where the
 # session has a folder of its own, it ends with the session.
 _CHECK_ENVIRONMENT = {"ANSIBLE_REMOTE_TEMP": "${XDG_RUNTIME_DIR:-$HOME}/.ansible/tmp"}
+
+# Ansible ends within two seconds of a SIGINT, also on a busy machine.
+_PATIENCE_S = 10.0
 
 # Lines with this mark come from action plugins that say how far a long task is: "peerlane: HOST: text".
 _NOTE = "peerlane: "
@@ -148,6 +151,7 @@ def run(
             while thread.is_alive():
                 thread.join(1.0)
                 shown.tick()
+                watch.insist()
     artifacts = Path(runner.config.artifact_dir)
     (artifacts / "command").unlink(missing_ok=True)  # runner writes the whole environment there
     return watch.outcome(int(runner.rc if runner.rc is not None else 1), artifacts / "stdout")
@@ -162,6 +166,7 @@ class _Watch:
         self.live_results = live_results
         self.pid: int | None = None
         self.interrupted = False
+        self._asked = 0.0
         self._hosts: dict[str, Host] = {name: Host() for name in shown.rows}
         self._results: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._stats: Mapping[str, Any] = {}
@@ -170,15 +175,30 @@ class _Watch:
         self._touched: set[str] = set()
 
     def interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        """Pass a signal on as SIGINT, so that Ansible ends its workers itself."""
-        if not self.interrupted:
-            self.shown.show("peerlane: stopping; tasks in progress end first")
-        self.interrupted = True
+        """Pass a signal on as SIGINT, so that Ansible ends its workers itself. A second one does not wait."""
+        if self.interrupted:
+            self._end_all()
+            return
+        self.shown.show("peerlane: stopping; Ctrl-C again ends it at once")
+        self.interrupted, self._asked = True, time.monotonic()
+        _send(self.pid)
+
+    def insist(self) -> None:
+        """End a run that did not heed the signal. Ansible can lose its KeyboardInterrupt, and goes on then."""
+        if self.interrupted and time.monotonic() - self._asked > _PATIENCE_S:
+            self._asked = time.monotonic()
+            self._end_all()
+
+    def _end_all(self) -> None:
+        """Signal the workers, which end their own ssh, and then Ansible, whose second SIGINT is not caught any more."""
         if self.pid is not None:
             try:
-                os.kill(self.pid, signal.SIGINT)
-            except ProcessLookupError:
-                return
+                children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+            except OSError:
+                children = []
+            for child in children:
+                _send(int(child))
+            _send(self.pid)
 
     def event(self, event: Mapping[str, Any]) -> bool:
         """Take one event; False keeps it out of the run's folder."""
@@ -259,6 +279,12 @@ class _Watch:
         if not self.interrupted and not self._touched and not error:
             error = "no host took part; does the inventory have hosts outside the group hypervisors?"
         return Outcome(self._hosts, self._results, error, self.interrupted, log if log.exists() else None)
+
+
+def _send(pid: int | None) -> None:
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
 
 
 @contextmanager

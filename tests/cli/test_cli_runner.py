@@ -13,6 +13,18 @@ import time
 
 import pytest
 
+from peerlane import playbook
+from peerlane.progress import Progress
+
+# As Ansible after a KeyboardInterrupt that got lost: it goes on, and its next SIGINT is not caught.
+DEAF = """
+import signal, subprocess, sys, time
+worker = subprocess.Popen(["sleep", "60"])
+signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
+print(worker.pid, flush=True)
+time.sleep(60)
+"""
+
 LOCAL = "{ansible_connection: local, ansible_become: false, ansible_python_interpreter: /usr/bin/python3}"
 
 
@@ -162,3 +174,26 @@ def test_an_interrupt_ends_the_run_and_leaves_no_process(environment, tmp_path, 
     assert "Traceback" not in said
     left = subprocess.run(["pgrep", "-f", str(place)], capture_output=True, text=True, check=False).stdout.split()
     assert [pid for pid in left if int(pid) != os.getpid()] == []
+
+
+@pytest.mark.parametrize("second_signal", [True, False])
+def test_a_run_that_does_not_heed_the_signal_is_ended_with_its_workers(monkeypatch, second_signal):
+    monkeypatch.setattr(playbook, "_PATIENCE_S", 60.0 if second_signal else 0.5)
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True) as deaf:
+        worker = int(deaf.stdout.readline())
+        watch = playbook._Watch(Progress((), False), frozenset(), {})
+        watch.pid = deaf.pid
+        watch.interrupt(signal.SIGINT, None)
+        watch.insist()
+        time.sleep(0.2)
+        assert deaf.poll() is None
+        if second_signal:
+            watch.interrupt(signal.SIGINT, None)
+        else:
+            time.sleep(0.5)
+            watch.insist()
+        assert deaf.wait(timeout=10) == -signal.SIGINT
+        with pytest.raises(ProcessLookupError):
+            for _ in range(50):
+                os.kill(worker, 0)
+                time.sleep(0.1)
