@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..core.errors import InputError
+from ..core.gpu_generation import Generation, generation
 from . import apt_text, dkms_text
 from .apt_text import Installed, Origin, Versions, is_driver_package, is_lockstep_package, upstream
-from .gpu_generation import Generation, generation
 
 SOURCES = ("auto", "ubuntu", "nvidia", "debian")
 CODENAMES = {

@@ -11,9 +11,17 @@ from typing import Any, Literal
 
 import yaml
 
+from ..core.gpu_generation import NEWER, Modules, generation
+
 _HERE = Path(__file__).resolve().parent
 
 OpenModules = Literal["required", "optional", "unsupported"]
+_OPEN_MODULES: Mapping[Modules, OpenModules] = {
+    "open": "required",
+    "either": "optional",
+    "proprietary": "unsupported",
+    "none": "unsupported",
+}
 
 
 @functools.cache
@@ -70,21 +78,17 @@ class GpuModel:
 
 def gpu_model(device: str | None) -> GpuModel | None:
     """Return what is known of this PCI device id (four hex digits), or None."""
-    if not device:
+    if not device or not re.fullmatch(r"[0-9a-fA-F]{4}", device):
         return None
-    data = _file("gpus.yml")
-    device = device.lower()
-    row = data["models"].get(device, {})
-    family = row.get("architecture")
-    for length in range(len(device), 1, -1):
-        family = family or data["families"].get(device[:length])
-    if family is None:
+    row = _file("gpus.yml")["models"].get(device.lower(), {})
+    family = generation(int(device, 16))
+    if family is NEWER:
         return None
     return GpuModel(
-        device=device,
+        device=device.lower(),
         name=str(row.get("name", "")),
-        architecture=str(family),
-        open_modules=data["architectures"][family]["open"],
+        architecture=family.name.lower(),
+        open_modules=_OPEN_MODULES[family.modules],
         p2p=str(row.get("p2p", "unknown")),
         stop_start_risk=bool(row.get("stop_start_risk", False)),
     )

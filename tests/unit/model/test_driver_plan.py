@@ -8,8 +8,8 @@ import driver_builders as make
 import pytest
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.gpu_generation import generation
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import driver_plan
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.model.gpu_generation import generation
 
 
 def plan(facts: dict[str, Any], **options: Any) -> driver_plan.Plan:

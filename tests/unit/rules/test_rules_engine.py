@@ -61,7 +61,7 @@ def test_every_threshold_has_an_origin() -> None:
     [
         ("2bb5", "blackwell", "required"),
         ("2C05", "blackwell", "required"),
-        ("3182", "blackwell", "required"),
+        ("3182", "blackwell ultra", "required"),
         ("2204", "ampere", "optional"),
         ("1db6", "volta", "unsupported"),
         ("1d01", "pascal", "unsupported"),
