@@ -90,6 +90,7 @@ def plan(engine: Engine, settings: Settings, nccl: str, created_from: Mapping[st
         "engine_home": settings.engine_home,
         "model": settings.model_path,
         "model_name": settings.alias,
+        "url": local_url(settings.host, settings.port),
         "args": words,
         # Names only: values can be keys. They are in the file env beside it, for root alone.
         "env_names": sorted(environment),
@@ -104,6 +105,12 @@ def plan(engine: Engine, settings: Settings, nccl: str, created_from: Mapping[st
         "stop_timeout_s": settings.drain_timeout_s + engine.stop_margin_s,
         "private_devices": not engine.wants_gpu,
     }
+
+
+def local_url(host: str, port: int) -> str:
+    """Return where a service is reached from its own host: one for all interfaces is asked on the loopback one."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104  only compared
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def _arguments(given: Mapping[str, Any] | Sequence[Any], own: Mapping[str, str]) -> list[str]:

@@ -115,6 +115,20 @@ def test_nccl_settings_are_kept_in_the_record():
 
 
 @pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("fd00::5", "http://[fd00::5]:8000"),
+        ("10.0.0.5", "http://10.0.0.5:8000"),
+    ],
+)
+def test_a_release_knows_where_its_own_host_reaches_it(host, url):
+    assert planned(host=host)["record"]["url"] == url
+
+
+@pytest.mark.parametrize(
     ("seen", "settings", "says"),
     [
         ({}, {}, None),
