@@ -13,7 +13,8 @@ from typing import Any
 
 from ..core.errors import InputError
 from ..core.gpu_generation import Generation, generation
-from . import apt_text, dkms_text
+from ..parse import dkms
+from . import apt_text
 from .apt_text import Installed, Origin, Versions, is_driver_package, is_lockstep_package, upstream
 
 SOURCES = ("auto", "ubuntu", "nvidia", "debian")
@@ -235,7 +236,7 @@ def host(facts: Mapping[str, Any]) -> Host:
         repositories=repositories,
         versions=apt_text.versions(facts["policy"], repositories),
         asked=frozenset(facts["asked"]),
-        dkms=dkms_text.status(facts["dkms_status"]),
+        dkms=dkms.status(facts["dkms_status"]),
         secure_boot=facts["secure_boot"],
         secure_boot_reason=facts["secure_boot_reason"],
         keys=tuple(facts["keys"]),

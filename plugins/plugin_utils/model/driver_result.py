@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import apt_text, dkms_text
+from ..parse import dkms
+from . import apt_text
 from .apt_text import is_driver_package, upstream
 from .driver_plan import Host, host
 
@@ -47,8 +48,8 @@ def result(facts: Mapping[str, Any], made: Mapping[str, Any]) -> Result:
                 continue
             state = f"{mine.state} {mine.note}".strip() if mine else "added" if states else "not known to DKMS"
             missing.append({"module": name, "version": version, "kernel": kernel, "state": state})
-            path, log = dkms_text.log_of(facts["make_logs"], name, version, kernel)
-            why = dkms_text.cause(log) or "no build log says why"
+            path, log = dkms.log_of(facts["make_logs"], name, version, kernel)
+            why = dkms.cause(log) or "no build log says why"
             failures.append(
                 f"DKMS has no {name or 'nvidia'}/{version} for kernel {kernel} (state: {state}): {why}"
                 + (f" [{path}]" if path else "")

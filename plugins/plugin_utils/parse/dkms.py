@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ..core.snapshot import DkmsState
 from .text import lines
@@ -18,12 +19,14 @@ _BUILD_CALL = re.compile(
 )
 _BAD_STATUS = re.compile(r"Bad return status for module build on kernel: (\S+)")
 _MAKE_LOG = re.compile(r"/var/lib/dkms/([^/\s]+)/([^/\s]+)/(?:build|[^/\s]+/[^/\s]+/log)/make\.log")
+_BUILD_FOLDER = re.compile(r"/var/lib/dkms/[^/\s]+/[^/\s]+/build/")
 _LOG_HEAD = re.compile(r"DKMS make\.log for (.+)-(\d[\w.+~]*) for kernel (\S+)")
 _AUTOINSTALL = re.compile(r"dkms autoinstall on (\S+?)/\S+ failed for ([\w.-]+)\(\d+\)")
 # From the line that names the cause to the one that only says that something failed.
 _CAUSES = (
     re.compile(r"\berror: \S"),
-    re.compile(r"fatal error: |ERROR: modpost: "),
+    re.compile(r"No space left on device|Cannot allocate memory"),
+    re.compile(r"ERROR: modpost: "),
     re.compile(r"No rule to make target|command not found"),
     re.compile(r"make(?:\[\d+\])?: \*\*\* |'make'.*exit status|bad exit status: \d+"),
     re.compile(r"Bad return status for module build"),
@@ -67,10 +70,22 @@ def failures(text: str) -> tuple[DkmsState, ...]:
     return (*states, DkmsState(module, version, kernel, "failed", _first_cause(rows)))
 
 
-def make_log(text: str) -> str | None:
-    """Return the path of the build log that a message names, or None."""
-    found = _MAKE_LOG.search(text)
-    return found[0] if found else None
+def cause(text: str) -> str:
+    """Return the line of a ``make.log`` that says why the build failed, without the build folder; "" if none does."""
+    return _BUILD_FOLDER.sub("", _first_cause([row.strip() for row in lines(text)]))
+
+
+def log_of(logs: Mapping[str, str], module: str, version: str, kernel: str) -> tuple[str, str]:
+    """Return path and text of the build log that belongs to a failed build, or two empty strings.
+
+    ``logs``: path -> text. DKMS keeps the log of a failed build under ``<module>/<version>/build``, and of a finished
+    one under the kernel. The first names its kernel in its head.
+    """
+    start = f"/var/lib/dkms/{module}/{version}/"
+    for path, text in logs.items():
+        if path.startswith(start) and (f"/{kernel}/" in path or kernel in text[:2000]):
+            return path, text
+    return "", ""
 
 
 def _first_cause(rows: list[str]) -> str:

@@ -422,7 +422,8 @@ def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         return
     fact = snapshot.driver.loaded_version if snapshot.driver.loaded_version.known else snapshot.driver.smi
     text = version_text("driver.blackwell_minimum")
-    blackwell = [name for name, model in _models(snapshot).items() if model and model.architecture.startswith("blackwell")]
+    models = _models(snapshot).items()
+    blackwell = [name for name, model in models if model and model.architecture.startswith("blackwell")]
     if blackwell and version_tuple(own) < version("driver.blackwell_minimum"):
         yield verdict(
             "fail",

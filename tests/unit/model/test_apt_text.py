@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import apt_text, dkms_text
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import apt_text
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import dkms
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "driver"
 
@@ -143,7 +144,7 @@ def test_dkms_status_of_old_and_new_versions() -> None:
         "Deprecated feature: REMAKE_INITRD\n"
     )
 
-    assert [(one.module, one.version, one.kernel, one.state, one.note) for one in dkms_text.status(text)] == [
+    assert [(one.module, one.version, one.kernel, one.state, one.note) for one in dkms.status(text)] == [
         ("nvidia", "580.95.05", "6.8.0-60-generic", "installed", "Original modules exist"),
         ("nvidia", "570.1", "5.15.0-91-generic", "built", ""),
         ("nvidia-current-open", "550.163.01", "", "added", ""),
@@ -169,13 +170,14 @@ def test_dkms_status_of_old_and_new_versions() -> None:
     ],
 )
 def test_the_cause_line_of_a_build_log(log: str, cause: str) -> None:
-    assert dkms_text.cause(log) == cause
+    assert dkms.cause(log) == cause
 
 
-def test_the_recorded_failure_names_its_kernel_and_log() -> None:
-    found = dkms_text.failures(recorded("apt_get_install_failed.txt"))
+def test_the_recorded_failure_names_its_module_and_kernel() -> None:
+    (found,) = dkms.failures(recorded("apt_get_install_failed.txt"))
 
-    assert found == {"6.12.118+deb13-amd64": "see /var/lib/dkms/nvidia-current-open/550.163.01/build/make.log"}
+    assert (found.module, found.version) == ("nvidia-current-open", "550.163.01")
+    assert (found.kernel, found.state) == ("6.12.118+deb13-amd64", "failed")
 
 
 def test_indented_installer_output_and_missing_headers_are_understood() -> None:
@@ -185,7 +187,7 @@ def test_indented_installer_output_and_missing_headers_are_understood() -> None:
         "Error! Your kernel headers for kernel 6.5.1-1-pve cannot be found.\n"
     )
 
-    assert dkms_text.failures(text) == {
-        "6.5.1-1-pve": "no kernel headers",
-        "5.15.9-1-pve": "see /var/lib/dkms/nvidia/470.1/build/make.log",
+    assert {(one.kernel, one.state, one.version) for one in dkms.failures(text)} == {
+        ("6.5.1-1-pve", "headers_missing", ""),
+        ("5.15.9-1-pve", "failed", "470.1"),
     }

@@ -98,7 +98,6 @@ def test_an_installers_failure_is_read_through_its_indentation():
     (state,) = dkms.failures(text)
 
     assert (state.module, state.version, state.kernel, state.state) == ("nvidia", "470.1", "6.8.1-1-pve", "failed")
-    assert dkms.make_log(text) == "/var/lib/dkms/nvidia/470.1/build/make.log"
 
 
 def test_a_make_log_names_the_compilers_first_error():
