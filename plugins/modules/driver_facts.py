@@ -103,7 +103,8 @@ from ansible_collections.peerlane.gpu.plugins.module_utils.bounded import SEARCH
 
 MAX_BYTES = 2 * 1024 * 1024
 # The head of a build log names its kernel; the failure is near its end.
-LOG_HEAD_BYTES, LOG_TAIL_BYTES = 2000, 256 * 1024
+LOG_HEAD_BYTES = 2000
+LOG_TAIL_BYTES = 256 * 1024
 
 PCI = "/sys/bus/pci/devices"
 EFI = "/sys/firmware/efi"

@@ -136,10 +136,8 @@ def simulation(text: str) -> Simulation:
     """Parse stdout and stderr of ``apt-get -s install|remove``."""
     install = dict(re.findall(r"^Inst (\S+) (?:\[[^\]]*\] )?\((\S+)", text, re.M))
     remove = dict(re.findall(r"^(?:Remv|Purg) (\S+) \[([^\]]*)\]", text, re.M))
-    problems = list(unmet(text))
-    problems += [line[3:].strip() for line in text.splitlines() if line.startswith("E: ")]
-    if unmet(text):
-        problems = [line for line in problems if not line.startswith(("Unable to correct", "Unmet dependencies"))]
+    # The dependencies say it better than apt's closing lines.
+    problems = unmet(text) or tuple(line[3:].strip() for line in text.splitlines() if line.startswith("E: "))
     return Simulation(install, remove, tuple(dict.fromkeys(problems)))
 
 

@@ -31,6 +31,8 @@ LONG_TERM_BRANCH = 580
 UNBRANCHED_FROM = 590
 # From 620 on there are no proprietary kernel modules any more (the same place).
 OPEN_ONLY_FROM = 620
+# Ubuntu's ready modules, one package for each kernel.
+SIGNED = "linux-modules-nvidia-"
 # The branch that Debian's own archive carries.
 DEBIAN_BRANCHES = {"12": 535, "13": 550}
 
@@ -146,7 +148,7 @@ class Plan:
     modules: str = ""
     branch: int | None = None
     version: str = ""  # the upstream version, the same for the kernel module and the libraries
-    packages: tuple[str, ...] = ()  # the driver's names, the kernel module first
+    packages: tuple[str, ...] = ()  # the driver's names, the kernel modules first
     headers: tuple[str, ...] = ()  # header packages that are still missing
     install: tuple[str, ...] = ()  # name=version, headers included
     repair: bool = False  # an earlier run was cut off: dpkg has to finish first
@@ -410,6 +412,11 @@ def package_names(
     return (kernel, f"libnvidia-compute{tail}", f"nvidia-utils{tail}", f"nvidia-compute-utils{tail}")
 
 
+def lead_package(packages: Sequence[str]) -> str:
+    """Return the package whose version is the driver's: signed modules are numbered by their kernel instead."""
+    return next((name for name in packages if not name.startswith(SIGNED)), "")
+
+
 def header_names(release: str) -> tuple[str, ...]:
     """Return the packages that may hold a kernel's headers, the usual name first. Proxmox names its own kernels."""
     if release.endswith("-pve"):
@@ -535,7 +542,7 @@ def _versions(
     """Choose the exact version of each package: the installed one if it still fits, else the best of the source."""
     if not packages:
         return "", ()
-    lead = packages[0]
+    lead = lead_package(packages)
     offered = {name: _offered(here.versions.get(name, Versions()), source) for name in packages}
     kept = here.packages.get(lead)
     if kept and kept.complete and _fits(kept.version, wish, branch):
@@ -549,8 +556,19 @@ def _versions(
     if kept and newer and newer[0] != chosen:
         notes.append(f"{newer[0]} is available; {chosen} stays until nvidia_driver_version says otherwise")
     wanted = upstream(chosen)
-    install = [f"{lead}={chosen}"]
-    for name in packages[1:]:
+    install = []
+    for name in packages:
+        if name == lead:
+            install.append(f"{lead}={chosen}")
+            continue
+        if name.startswith(SIGNED):
+            if offered[name] or name in here.packages:
+                install.append(name)
+            elif name in here.asked:
+                stops.append(
+                    f"{source} has no signed modules {name}; set nvidia_driver_modules to dkms, or boot another kernel"
+                )
+            continue
         have = here.packages.get(name)
         same = [version for version in offered[name] if upstream(version) == wanted]
         if have and have.complete and (upstream(have.version) == wanted or not is_lockstep_package(name)):

@@ -9,7 +9,7 @@ from typing import Any
 from ..parse import dkms
 from . import apt_text
 from .apt_text import is_driver_package, upstream
-from .driver_plan import Host, host
+from .driver_plan import SIGNED, Host, host, lead_package
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Result:
 def result(facts: Mapping[str, Any], made: Mapping[str, Any]) -> Result:
     """Judge the host after the installation of the plan ``made`` (of ``Plan.as_dict``)."""
     here = host(facts)
-    lead = here.packages.get(made["packages"][0]) if made["packages"] else None
+    lead = here.packages.get(lead_package(made["packages"]))
     version = upstream(lead.version) if lead else str(made["version"])
     states = [one for one in here.dkms if one.version == version and one.module.startswith("nvidia")]
     name = states[0].module if states else ""
@@ -49,12 +49,25 @@ def result(facts: Mapping[str, Any], made: Mapping[str, Any]) -> Result:
             state = f"{mine.state} {mine.note}".strip() if mine else "added" if states else "not known to DKMS"
             missing.append({"module": name, "version": version, "kernel": kernel, "state": state})
             path, log = dkms.log_of(facts["make_logs"], name, version, kernel)
-            why = dkms.cause(log) or "no build log says why"
+            why = dkms.cause(log) or ("not tried after the failure above" if failures else "no build log says why")
             failures.append(
                 f"DKMS has no {name or 'nvidia'}/{version} for kernel {kernel} (state: {state}): {why}"
                 + (f" [{path}]" if path else "")
             )
-    driver = [key for key, one in here.packages.items() if is_driver_package(key) and upstream(one.version) == version]
+    for name in made["packages"] if made["modules"] == "signed" and lead else ():
+        if not name.startswith(SIGNED):
+            continue
+        signed = here.packages.get(name)
+        kernel = next((one for one in made["kernels"] if name.endswith(f"-{one}")), name)
+        if signed and signed.complete:
+            built.append(kernel)
+        else:
+            failures.append(f"kernel {kernel} has no signed modules: {name} is not installed")
+    driver = [
+        key
+        for key, one in here.packages.items()
+        if is_driver_package(key) and (upstream(one.version) == version or key.startswith(SIGNED))
+    ]
     unheld = sorted(key for key in driver if key not in here.holds)
     reboot = bool(here.loaded_version and here.loaded_version != version)
     reason = f"kernel module {here.loaded_version} is loaded, {version} is installed" if reboot else ""

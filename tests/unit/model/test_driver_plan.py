@@ -129,6 +129,38 @@ def test_signed_modules_are_named_for_each_kernel() -> None:
     assert made.stops == ()
 
 
+def signed_offers(**changes: Any) -> dict[str, Any]:
+    """Return Ubuntu with Secure Boot, its driver and the signed modules of one kernel."""
+    users = ("libnvidia-compute-580-server", "nvidia-utils-580-server", "nvidia-compute-utils-580-server")
+    rows = [(name, "580.95.05-0ubuntu0.24.04.2", make.UBUNTU, "") for name in users]
+    modules = "linux-modules-nvidia-580-server-open-6.8.0-60-generic"
+    plain = {
+        "secure_boot": True,
+        "kernels": [make.kernel("6.8.0-60-generic", headers=False)],
+        "repositories": make.repositories(make.UBUNTU),
+        "policy": make.policy(*rows, (modules, "6.8.0-60.63+1", make.UBUNTU, "")),
+        "asked": [*users, modules],
+    }
+    return make.facts("noble", **{**plain, **changes})
+
+
+def test_signed_modules_are_numbered_by_their_kernel_and_the_libraries_by_the_driver() -> None:
+    made = plan(signed_offers())
+
+    assert (made.version, made.stops) == ("580.95.05", ())
+    assert made.install[0] == "linux-modules-nvidia-580-server-open-6.8.0-60-generic"
+    assert made.install[1] == "libnvidia-compute-580-server=580.95.05-0ubuntu0.24.04.2"
+
+
+def test_a_kernel_that_has_no_signed_modules_stops() -> None:
+    kernels = [make.kernel("6.8.0-60-generic"), make.kernel("6.8.0-99-custom")]
+    name = "linux-modules-nvidia-580-server-open-6.8.0-99-custom"
+
+    stops = plan(signed_offers(kernels=kernels, asked=[name])).stops
+
+    assert stops == (f"ubuntu has no signed modules {name}; set nvidia_driver_modules to dkms, or boot another kernel",)
+
+
 STOPS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "a distribution that is not supported",

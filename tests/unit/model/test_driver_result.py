@@ -80,6 +80,22 @@ def test_without_kernels_nothing_is_claimed() -> None:
     assert "a container loads no kernel modules" in found.unproven
 
 
+def test_signed_modules_need_a_package_for_each_kernel() -> None:
+    start = "linux-modules-nvidia-580-server-open-"
+    packages = f"ii \tlibnvidia-compute-580-server\t580.95.05-0ubuntu1\nii \t{start}6.8.0-60-generic\t6.8.0-60.63+1\n"
+    kernels = [make.kernel("6.8.0-60-generic"), make.kernel("6.8.0-61-generic")]
+    facts = make.facts("noble", secure_boot=True, kernels=kernels, packages=packages)
+    made = driver_plan.plan(facts, {"enabled": "true"}).as_dict()
+
+    found = driver_result.result(facts, made)
+
+    assert (found.version, found.built) == ("580.95.05", ("6.8.0-60-generic",))
+    assert found.failures == (
+        f"kernel 6.8.0-61-generic has no signed modules: {start}6.8.0-61-generic is not installed",
+    )
+    assert f"{start}6.8.0-60-generic" in found.unheld
+
+
 def test_what_is_not_held_is_named() -> None:
     found = judge(installed(holds="libcuda1\n"))
 
