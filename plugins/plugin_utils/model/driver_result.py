@@ -39,7 +39,9 @@ def result(facts: Mapping[str, Any], made: Mapping[str, Any]) -> Result:
     version = upstream(lead.version) if lead else str(made["version"])
     states = [one for one in here.dkms if one.version == version and one.module.startswith("nvidia")]
     name = states[0].module if states else ""
-    built, missing, failures = [], [], []
+    built: list[str] = []
+    missing: list[dict[str, str]] = []
+    failures: list[str] = []
     if made["modules"] == "dkms" and lead:
         for kernel in made["kernels"]:
             mine = next((one for one in states if one.kernel == kernel), None)
