@@ -22,8 +22,14 @@ as_root() {
 
 install_packages() {
     say "installing $* (needs root)"
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -q >&2 &&
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" >&2
+    log=$(mktemp)
+    if as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq >"$log" 2>&1 &&
+        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >>"$log" 2>&1; then
+        rm -f "$log"
+        return 0
+    fi
+    tail -n 5 "$log" >&2
+    return 1
 }
 
 usable_python() {
