@@ -551,7 +551,9 @@ def _versions(
         fitting = [version for version in offered[lead] if _fits(version, wish, branch)]
         if not fitting:
             return "", _no_version(wish, here, source, branch, lead, offered[lead], stops, notes)
-        chosen = fitting[0]
+        # Another flavour of the modules is no reason for another version.
+        there = {upstream(one.version) for name, one in here.packages.items() if is_lockstep_package(name)}
+        chosen = next((version for version in fitting if upstream(version) in there), fitting[0])
     newer = [version for version in offered[lead] if _fits(version, wish, branch)][:1]
     if kept and newer and newer[0] != chosen:
         notes.append(f"{newer[0]} is available; {chosen} stays until nvidia_driver_version says otherwise")
@@ -571,10 +573,12 @@ def _versions(
             continue
         have = here.packages.get(name)
         same = [version for version in offered[name] if upstream(version) == wanted]
-        if have and have.complete and (upstream(have.version) == wanted or not is_lockstep_package(name)):
+        if have and have.complete and upstream(have.version) == wanted:
             install.append(f"{name}={have.version}")
         elif same:
             install.append(f"{name}={same[0]}")
+        elif have and have.complete and not is_lockstep_package(name):
+            install.append(f"{name}={have.version}")
         elif offered[name] and not is_lockstep_package(name):
             install.append(f"{name}={offered[name][0]}")
         elif name in here.asked:
@@ -582,6 +586,14 @@ def _versions(
                 f"{name} {wanted} is not offered by {source}, only {', '.join(offered[name][:3]) or 'nothing'}: kernel "
                 "module and libraries must have one version; set nvidia_driver_version to one that is complete"
             )
+    # apt keeps held libraries at their version, so each one that has to move with the module is named.
+    for name, have in here.packages.items():
+        if name in packages or "dkms" in name or not is_lockstep_package(name) or upstream(have.version) == wanted:
+            continue
+        same = [
+            version for version in _offered(here.versions.get(name, Versions()), source) if upstream(version) == wanted
+        ]
+        install += [f"{name}={version}" for version in same[:1]]
     return wanted, tuple(install)
 
 

@@ -302,6 +302,25 @@ def test_an_installed_version_stays_when_a_newer_one_appears() -> None:
     assert any("580.105.08-1 is available" in note for note in made.notes)
 
 
+def test_another_flavour_keeps_the_version() -> None:
+    offered = make.nvidia_offers("580.105.08-1", "580.95.05-1", installed="580.95.05-1")
+    offered["packages"] = offered["packages"].replace("ii \tnvidia-kernel-dkms\t580.95.05-1\n", "")
+
+    made = plan(make.facts(**offered), flavour="proprietary")
+
+    assert made.install[0] == "nvidia-kernel-dkms=580.95.05-1"
+
+
+def test_libraries_that_hang_on_the_old_version_move_with_the_module() -> None:
+    offered = make.nvidia_offers("580.105.08-1", "580.95.05-1", installed="580.95.05-1")
+    rows = [("libcuda1", version, make.NVIDIA, "580.95.05-1") for version in ("580.105.08-1", "580.95.05-1")]
+    offered["policy"] += make.policy(*rows)
+    offered["packages"] += "hi \tlibcuda1\t580.95.05-1\n"
+
+    assert "libcuda1=580.105.08-1" in plan(make.facts(**offered), version="580.105.08").install
+    assert "libcuda1" not in " ".join(plan(make.facts(**offered)).install)
+
+
 def test_an_exact_version_is_taken_by_its_upstream_number() -> None:
     made = plan(make.facts(**make.nvidia_offers("580.105.08-1", "580.95.05-1")), version="580.95.05")
 
