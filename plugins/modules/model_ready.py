@@ -89,7 +89,8 @@ EXAMPLES = r"""
 RETURN = r"""
 answer:
   description:
-    - C(text), C(completion_tokens), C(first_token_ms) in milliseconds, C(tokens_per_s), C(null_logprobs), C(error).
+    - C(text), C(completion_tokens), C(first_token_ms) in milliseconds, C(tokens_per_s) over the
+      whole request with its prompt, C(null_logprobs), C(error).
   returned: success
   type: dict
 url:

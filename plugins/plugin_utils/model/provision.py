@@ -187,7 +187,7 @@ def _service_lines(service: Mapping[str, Any]) -> list[str]:
         lines.append(f"  asked            {_one_line(service.get('prompt') or '')}")
         lines.append(f"  answered         {_one_line(service['answer'])}")
     if service.get("tokens_per_s") is not None:
-        lines.append(f"  speed            {float(service['tokens_per_s']):.1f} tokens/s (one stream, first prompt)")
+        lines.append(f"  speed            {float(service['tokens_per_s']):.1f} tokens/s (one stream, prompt included)")
     return lines
 
 
