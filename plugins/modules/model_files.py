@@ -357,6 +357,7 @@ def listing_text(rows):
 
 def main():
     """Run the module."""
+    os.umask(0o022)  # the service user reads what root writes here
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},

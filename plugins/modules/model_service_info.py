@@ -39,6 +39,10 @@ options:
     description: Port that the service will listen on.
     type: int
     required: true
+  user:
+    description: User that the service runs as.
+    type: str
+    default: peerlane
   nccl_env:
     description: File with NCCL variables that the unit loads.
     type: path
@@ -93,6 +97,10 @@ nccl:
   description: Text of the NCCL settings.
   returned: success
   type: str
+user_exists:
+  description: Whether the service user is there.
+  returned: success
+  type: bool
 systemd:
   description: Whether the host runs systemd.
   returned: success
@@ -106,6 +114,7 @@ nvidia:
 import glob
 import json
 import os
+import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -148,6 +157,15 @@ def _formats(names):
     return {model_files.model_format(some) for some in weights}
 
 
+def user_exists(name):
+    """Tell whether the host knows a user."""
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
 def link_name(path):
     """Return the last part of where a link points, or ""."""
     return os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
@@ -163,6 +181,7 @@ def main():
             "model_path": {"type": "path", "required": True},
             "host": {"type": "str", "default": "127.0.0.1"},
             "port": {"type": "int", "required": True},
+            "user": {"type": "str", "default": "peerlane"},
             "nccl_env": {"type": "path", "default": "/etc/peerlane/nccl.env"},
         },
         supports_check_mode=True,
@@ -177,6 +196,7 @@ def main():
         current=link_name(os.path.join(options["service_root"], "current")),
         previous=link_name(os.path.join(options["service_root"], "previous")),
         nccl=bounded.read(options["nccl_env"], 65536)["stdout"],
+        user_exists=user_exists(options["user"]),
         systemd=os.path.isdir("/run/systemd/system"),
         nvidia=bool(glob.glob("/dev/nvidia[0-9]*")),
     )
