@@ -24,7 +24,7 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production), shellch
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/yamllint --strict .
-	$(RUN)/ansible-lint --quiet
+	$(RUN)/ansible-lint -q
 	$(RUN)/shellcheck lab/prepare.sh .ci/run $(shell find roles lab tests benchmarks -name '*.sh' -not -path 'lab/prepare.sh')
 
 unit: setup ## parsers, verdicts, plans, the command line, docs against code; on every ansible-core that fits here
