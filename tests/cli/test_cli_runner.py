@@ -20,6 +20,7 @@ from peerlane.progress import Progress
 # As Ansible after a KeyboardInterrupt that got lost: it goes on, and its next SIGINT is not caught.
 DEAF = """
 import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
 worker = subprocess.Popen(["sleep", "60"])
 signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_DFL))
 print(worker.pid, flush=True)
