@@ -35,7 +35,7 @@ for python in ${PEERLANE_PYTHON_2:-} python3.13 python3.12 python3.11 python3; d
     PATH="$place/bin:$PATH" PYTHONPATH=src exec "$place/bin/python" $check
 done
 
-if ! "$venv/bin/python" -m peerlane.lab check >/dev/null 2>&1; then
+if ! "$venv/bin/python" -c 'from peerlane.lab.system import require_machine; require_machine()' >/dev/null 2>&1; then
     say "ansible-core $want not tested: no Python 3.$oldest or newer here, and no lab hosts"
     exit 0
 fi
