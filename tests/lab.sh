@@ -8,11 +8,28 @@ cd "$(dirname "$0")/.."
 venv=${PEERLANE_VENV:-.venv}
 PATH=$(cd "$venv/bin" && pwd):$PATH
 export PATH
+say() { printf '== %s\n' "$*" >&2; }
+
+one() { # LOGS SCENARIO
+    started=$(date +%s)
+    rm -f "$1/$2.passed"
+    if molecule/run "$2" >"$1/$2.log" 2>&1; then
+        say "$2: passed in $(($(date +%s) - started)) s"
+        : >"$1/$2.passed"
+    else
+        say "$2: FAILED; the end of its log:"
+        tail -n 60 "$1/$2.log" >&2
+    fi
+}
+
+if [ "${1:-}" = --one ]; then
+    one "$2" "$3"
+    exit 0
+fi
+
 kind=${1:-fast}
 logs=${PEERLANE_TEST_LOGS:-$(mktemp -d)}
 mkdir -p "$logs"
-
-say() { printf '== %s\n' "$*" >&2; }
 
 if ! why=$(python -c 'from peerlane.lab.system import require_machine; require_machine()' 2>&1); then
     say "lab tests skipped: $(printf '%s' "$why" | tail -n 1)"
@@ -34,25 +51,8 @@ paths.root.mkdir(parents=True, exist_ok=True)
 for distro in sorted(image.DISTROS, reverse=True):
     image.ensure(paths, distro, system.Progress())' >&2
 
-one() {
-    started=$(date +%s)
-    if molecule/run "$1" >"$logs/$1.log" 2>&1; then
-        say "$1: passed in $(($(date +%s) - started)) s"
-        : >"$logs/$1.passed"
-    else
-        say "$1: FAILED; the end of its log:"
-        tail -n 60 "$logs/$1.log" >&2
-    fi
-}
-
-at_once=0
-for name in $scenarios; do
-    rm -f "$logs/$name.passed"
-    one "$name" &
-    at_once=$((at_once + 1))
-    if [ $((at_once % 2)) = 0 ]; then wait; fi
-done
-wait
+# shellcheck disable=SC2086  # a list of names
+printf '%s\n' $scenarios | sort -r | xargs -P 2 -n 1 sh tests/lab.sh --one "$logs" || true
 
 passed=0 failed=0
 for name in $scenarios; do
