@@ -145,7 +145,7 @@ def test_of_three_hosts_the_faulty_one_says_what_and_where_and_a_second_run_fini
             run = _with_fault_in_the_middle(lab, hosts, bad, fault)
         assert run.returncode == (4 if fault in ("ssh", "reboot") else 3), run.stderr
         (line,) = host_lines(run.stderr, bad)[-1:]
-        assert {"apt-lock": "lock", "disk": "space", "ssh": "SSH", "reboot": ""}[fault].lower() in line.lower()
+        assert {"apt-lock": "lock", "disk": "free on /opt", "ssh": "SSH", "reboot": ""}[fault].lower() in line.lower()
         for name in (names[0], names[2]):
             assert_serves(lab, name)
 
