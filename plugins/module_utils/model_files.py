@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Sequence
 
 from ansible_collections.peerlane.gpu.plugins.module_utils.weight_files import weight_complaint
@@ -298,11 +298,6 @@ def _share_blocks(reader: int, writer: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def as_rows(files: Iterable[ModelFile]) -> list[dict[str, Any]]:
-    """Return plain dicts of these files."""
-    return [asdict(one) for one in files]
 
 
 def remove_strangers(folder: str, keep: Iterable[str]) -> list[str]:

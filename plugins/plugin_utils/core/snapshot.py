@@ -7,6 +7,7 @@ could be taken for a reading.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -123,8 +124,6 @@ class KernelLog:
 
     def matching(self, pattern: str) -> tuple[LogLine, ...]:
         """Return the lines that a regular expression (ignoring case) finds."""
-        import re
-
         wanted = re.compile(pattern, re.IGNORECASE)
         return tuple(line for line in self.lines if wanted.search(line.text))
 
