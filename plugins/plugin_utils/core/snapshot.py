@@ -60,6 +60,9 @@ class Machine:
     os_id: Fact[str] = NOT_READ  # debian, ubuntu, fedora ...
     os_version: Fact[str] = NOT_READ  # 13, 24.04 ...
     is_proxmox: Fact[bool] = NOT_READ
+    macs: Fact[tuple[str, ...]] = NOT_READ  # of real (also paravirtual) network cards, lower case
+    booted_at: Fact[int] = NOT_READ  # seconds since 1970, as /proc/stat tells it
+    steal_percent: Fact[float] = NOT_READ  # of all CPU time since boot, /proc/stat
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,28 @@ class Cpu:
     physical_bits: Fact[int] = NOT_READ
     virtual_bits: Fact[int] = NOT_READ
     threads: Fact[int] = NOT_READ
+
+
+@dataclass(frozen=True)
+class HugePages:
+    """The pool of one huge page size."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The machine's memory, and what shares or reserves it."""
+
+    total_kib: Fact[int] = NOT_READ  # MemTotal
+    available_kib: Fact[int] = NOT_READ  # MemAvailable
+    huge_pages: Fact[Mapping[int, HugePages]] = NOT_READ  # page size in KiB -> pool of all nodes together
+    ksm_run: Fact[int] = NOT_READ  # /sys/kernel/mm/ksm/run: 0 stopped, 1 runs, 2 stopped and unmerged
+    ksm_pages_sharing: Fact[int] = NOT_READ
+    transparent: Fact[str] = NOT_READ  # always, madvise, never
+    node_cpus: Fact[Mapping[int, str]] = NOT_READ  # NUMA node -> its CPUs as the kernel lists them: 0-31,64-95
+    zfs_arc_max_bytes: Fact[int] = NOT_READ  # 0: ZFS takes its own default
 
 
 @dataclass(frozen=True)
@@ -316,6 +341,12 @@ class HostPci:
     mapping: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     line: str = ""
+    alias: str = ""  # what QEMU's id is where it is not hostpciN: hostdev0 of a libvirt domain
+
+    @property
+    def name(self) -> str:
+        """Return what the device is called: hostpci0, or hostdev0 in a libvirt domain."""
+        return self.alias or f"hostpci{self.index}"
 
     def flag(self, name: str) -> bool | None:
         """Return a boolean option (1, on, yes, true), or None where it is not given."""
@@ -330,9 +361,15 @@ class HostPci:
 
 @dataclass(frozen=True)
 class VmConfig:
-    """One Proxmox VM: the active part of its file, and what is only pending, saved or really running."""
+    """One VM: the active part of its file, and what is only pending, saved or really running.
 
-    vmid: str
+    A libvirt domain comes in the words of a Proxmox file (``settings``, ``hostpci``), so that one rule judges both;
+    ``lines`` then hold its XML, verbatim.
+    """
+
+    vmid: str  # the Proxmox id, or the name of a libvirt domain
+    manager: Literal["proxmox", "libvirt"] = "proxmox"
+    whole: bool = False  # the file itself was read, not a paste of it: what it lacks is not set
     settings: Mapping[str, str] = field(default_factory=dict)  # active keys; the last duplicate wins
     lines: Mapping[str, str] = field(default_factory=dict)  # the same keys: the whole line, verbatim
     duplicates: tuple[str, ...] = ()  # keys that occur more than once in the active part
@@ -343,6 +380,10 @@ class VmConfig:
     description: str = ""  # percent-decoded
     running: Fact[bool] = NOT_READ
     running_arguments: Fact[tuple[str, ...]] = NOT_READ  # /proc/PID/cmdline of the QEMU process, split at NUL
+    running_cpus: Fact[str] = NOT_READ  # the CPUs that the process may use: 0-63
+    started_at: Fact[int] = NOT_READ  # of that process, seconds since 1970
+    changed_at: Fact[int] = NOT_READ  # of the configuration file, seconds since 1970
+    planned_arguments: Fact[tuple[str, ...]] = NOT_READ  # qm showcmd: the next start, never what runs
     source: str = ""
 
     def option(self, key: str, name: str, default_name: str = "") -> str | None:
@@ -363,11 +404,26 @@ class VmConfig:
 
 
 @dataclass(frozen=True)
+class MappingClaim:
+    """One ``map`` line of a PCI mapping for this node: where a device is, and what it was when the line was written."""
+
+    mapping: str
+    bdfs: tuple[str, ...]
+    vendor_device: str = ""  # 10de:2bb5
+    iommu_group: int | None = None
+    line: str = ""
+
+
+@dataclass(frozen=True)
 class Vm:
-    """The virtual machines of a hypervisor, and the files that their settings refer to."""
+    """The virtual machines of a hypervisor, and the files and limits that their settings refer to."""
 
     configs: Fact[Mapping[str, VmConfig]] = NOT_READ  # vmid -> config
     mappings: Fact[Mapping[str, tuple[str, ...]]] = NOT_READ  # mapping id -> bdfs of this node
+    mapping_claims: Fact[tuple[MappingClaim, ...]] = NOT_READ  # what mappings of this node say about their devices
+    reservations: Fact[Mapping[str, str]] = NOT_READ  # bdf -> id of the VM that holds it (pci-id-reservations)
+    rom_files: Fact[tuple[str, ...]] = NOT_READ  # names in /usr/share/kvm
+    vhost_max_mem_regions: Fact[int] = NOT_READ
     cpu_models: Fact[Mapping[str, Mapping[str, str]]] = NOT_READ  # custom-NAME -> keys of cpu-models.conf
     qemu_version: Fact[str] = NOT_READ
     pve_version: Fact[str] = NOT_READ
@@ -472,6 +528,7 @@ class Snapshot:
     privileged: bool | None = None
     machine: Machine = field(default_factory=Machine)
     cpu: Cpu = field(default_factory=Cpu)
+    memory: Memory = field(default_factory=Memory)
     kernel: Kernel = field(default_factory=Kernel)
     pci: Pci = field(default_factory=Pci)
     iommu: Iommu = field(default_factory=Iommu)
@@ -482,6 +539,7 @@ class Snapshot:
     driver: Driver = field(default_factory=Driver)
     nccl: Nccl = field(default_factory=Nccl)
     measurements: Mapping[str, Any] = field(default_factory=dict)
+    inventory: Mapping[str, str] = field(default_factory=dict)  # what the inventory says: hypervisor, vmid
     evidence_index: Mapping[str, str] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()
 
