@@ -137,20 +137,79 @@ class Xid:
     stamp: str
     pid: int | None = None
     process: str = ""
+    time: str = ""  # ISO 8601 without a zone, where the stamp tells the year; else ""
+
+
+@dataclass(frozen=True)
+class AerEvent:
+    """One PCIe error that a port or a device reported (Advanced Error Reporting).
+
+    ``bdf`` is the function that reports, never the source id in ``message received from``, which may be empty.
+    """
+
+    bdf: str
+    severity: str  # correctable, nonfatal, fatal
+    layer: str = ""  # Physical Layer, Data Link Layer, Transaction Layer
+    agent: str = ""  # Receiver, Transmitter, Requester, Completer
+    device_id: str = ""  # 1022:1453
+    bits: tuple[str, ...] = ()  # RxErr, BadTLP, Timeout ...
+    stamp: str = ""
+    complete: bool = True  # False where the log was cut before the bits
+
+
+@dataclass(frozen=True)
+class IommuFault:
+    """One access that the IOMMU refused (``IO_PAGE_FAULT`` of AMD-Vi, DMAR fault of Intel)."""
+
+    bdf: str  # "" where the line was cut before it
+    kind: str  # IO_PAGE_FAULT, DMA Read, DMA Write ...
+    driver: str = ""  # the driver that the line names: nvidia, vfio-pci
+    address: str = ""
+    domain: str = ""
+    flags: str = ""
+    reason: str = ""
+    stamp: str = ""
 
 
 @dataclass(frozen=True)
 class KernelLog:
-    """What the kernel said: all lines, and the ones that parsers understood."""
+    """What the kernel said: all lines, and the ones that parsers understood.
+
+    ``notes`` holds the other telling lines by kind (``parse.kernel_log.NOTES`` lists the kinds), in their order.
+    """
 
     lines: tuple[LogLine, ...] = ()
     xids: tuple[Xid, ...] = ()
+    aer: tuple[AerEvent, ...] = ()
+    faults: tuple[IommuFault, ...] = ()
+    notes: Mapping[str, tuple[LogLine, ...]] = field(default_factory=dict)
+    formats: tuple[str, ...] = ()  # of the time stamps: monotonic, ctime, iso, syslog, none
+    from_boot: bool = False  # the first lines of the boot are there: what is missing was not said
     suppressed: int = 0  # "N callbacks suppressed": counts are lower bounds
 
     def matching(self, pattern: str) -> tuple[LogLine, ...]:
         """Return the lines that a regular expression (ignoring case) finds."""
         wanted = re.compile(pattern, re.IGNORECASE)
         return tuple(line for line in self.lines if wanted.search(line.text))
+
+
+@dataclass(frozen=True)
+class Initramfs:
+    """The initial RAM disk of the running kernel."""
+
+    image: str
+    modified_at: int | None = None  # seconds since 1970
+    modules: tuple[str, ...] | None = None  # vfio, GPU and sound modules in it; None: it was not listed
+    newest_config: str = ""  # the modprobe or modules file that changed last
+    config_modified_at: int | None = None
+
+
+@dataclass(frozen=True)
+class BootTool:
+    """``proxmox-boot-tool status``: how the machine was booted, and what each EFI system partition is set up for."""
+
+    booted: str = ""  # uefi, legacy bios
+    partitions: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)  # id -> uefi|grub -> kernels
 
 
 @dataclass(frozen=True)
@@ -169,6 +228,11 @@ class Kernel:
     installed: Fact[tuple[str, ...]] = NOT_READ  # releases with a /lib/modules or /boot/vmlinuz entry
     headers: Fact[tuple[str, ...]] = NOT_READ  # releases whose /lib/modules/R/build exists
     lockdown: Fact[str] = NOT_READ  # none, integrity, confidentiality
+    modules_load: Fact[tuple[str, ...]] = NOT_READ  # names in /etc/modules and modules-load.d
+    parameters: Fact[Mapping[str, str]] = NOT_READ  # vfio_pci.disable_idle_d3 -> N, of loaded modules
+    initramfs: Fact[Initramfs] = NOT_READ
+    boot_tool: Fact[BootTool] = NOT_READ  # proxmox-boot-tool status
+    interrupt_chips: Fact[Mapping[str, int]] = NOT_READ  # /proc/interrupts: IR-PCI-MSI -> lines
 
 
 # --- PCI ------------------------------------------------------------------------------------------------------------
@@ -182,6 +246,34 @@ class Region:
     size_bytes: int | None
     address: int | None
     prefetchable: bool | None = None
+
+
+@dataclass(frozen=True)
+class MemoryRange:
+    """One line of ``/proc/iomem``. Ends are inclusive; ``depth`` is the nesting."""
+
+    start: int
+    end: int
+    name: str
+    depth: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the range."""
+        return self.end - self.start + 1
+
+
+@dataclass(frozen=True)
+class Window:
+    """An address window of a bridge. ``end`` is inclusive; an end below the start means: disabled."""
+
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size; 0 where the window is disabled."""
+        return max(self.end - self.start + 1, 0)
 
 
 @dataclass(frozen=True)
@@ -202,7 +294,24 @@ class PciFunction:
     link_max_width: int | None = None
     numa_node: int | None = None
     iommu_group: int | None = None
+    link_raw_width: int | None = None  # the register as read: 63 where all bits are ones
+    link_downgraded: bool | None = None  # lspci's word for speed or width below the maximum
+    port_type: str = ""  # root port, upstream port, downstream port, endpoint, legacy endpoint, integrated endpoint
+    secondary_bus: int | None = None  # of a bridge
+    window: Window | None = None  # of a bridge: non-prefetchable memory
+    prefetchable_window: Window | None = None
+    ats: bool | None = None  # ATS enabled; None: no such capability, or not read
+    msi: bool | None = None  # MSI or MSI-X enabled
+    aer: Mapping[str, Mapping[str, int]] | None = None  # correctable, nonfatal, fatal -> error name -> count since boot
+    aer_status: tuple[str, ...] | None = None  # bits set in CESta and UESta: CESta.RxErr; None: no AER, or not read
+    lane_errors: tuple[int, ...] | None = None
+    reset_methods: tuple[str, ...] | None = None  # in their order: flr, bus
+    power_state: str | None = None  # D0, D3hot, D3cold
+    d3cold_allowed: bool | None = None
+    boot_vga: bool | None = None
+    header_type: str | None = None  # two hex digits: 00, 01, 7f
     bus_master: bool | None = None
+    acs_cap: Mapping[str, bool] | None = None  # what the function could do; acs_ctl: what is switched on
     acs_ctl: Mapping[str, bool] | None = None  # SrcValid, ReqRedir, CmpltRedir, UpstreamFwd, DirectTrans ...
     rebar: Mapping[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)  # BAR -> (current, supported)
     access_denied: bool = False  # lspci could not read the capabilities (not root)
@@ -248,6 +357,8 @@ class Pci:
     functions: Fact[Mapping[str, PciFunction]] = NOT_READ
     approvals: Fact[Mapping[str, Approval]] = NOT_READ  # for NVIDIA display functions only
     complete: bool = False  # False for a paste of part of lspci: an absence proves nothing
+    unnamed: Fact[tuple[PciFunction, ...]] = NOT_READ  # excerpts of lspci that do not say whose lines they are
+    memory_map: Fact[tuple[MemoryRange, ...]] = NOT_READ  # /proc/iomem; without root every address is 0: not read
 
     def gpus(self) -> tuple[PciFunction, ...]:
         """Return the NVIDIA display functions in bus order."""
@@ -263,6 +374,8 @@ class Iommu:
     groups: Fact[Mapping[str, tuple[str, ...]]] = NOT_READ  # group -> bdfs
     group_types: Fact[Mapping[str, str]] = NOT_READ  # group -> DMA, DMA-FQ, identity
     default_domain: Fact[str] = NOT_READ  # Translated, Passthrough
+    technology: Fact[str] = NOT_READ  # DMAR (Intel) or AMD-Vi, as the kernel log announces it
+    interrupt_remapping: Fact[bool] = NOT_READ
 
 
 # --- GPUs, links ----------------------------------------------------------------------------------------------------
