@@ -60,6 +60,7 @@ class Machine:
     os_id: Fact[str] = NOT_READ  # debian, ubuntu, fedora ...
     os_version: Fact[str] = NOT_READ  # 13, 24.04 ...
     is_proxmox: Fact[bool] = NOT_READ
+    systemd: Fact[str] = NOT_READ  # 255
     macs: Fact[tuple[str, ...]] = NOT_READ  # of real (also paravirtual) network cards, lower case
     booted_at: Fact[int] = NOT_READ  # seconds since 1970, as /proc/stat tells it
     steal_percent: Fact[float] = NOT_READ  # of all CPU time since boot, /proc/stat
@@ -228,6 +229,8 @@ class Kernel:
     installed: Fact[tuple[str, ...]] = NOT_READ  # releases with a /lib/modules or /boot/vmlinuz entry
     headers: Fact[tuple[str, ...]] = NOT_READ  # releases whose /lib/modules/R/build exists
     lockdown: Fact[str] = NOT_READ  # none, integrity, confidentiality
+    clocksource: Fact[str] = NOT_READ  # tsc, kvm-clock, hpet, acpi_pm ...
+    clocksources: Fact[tuple[str, ...]] = NOT_READ  # those that could be chosen
     modules_load: Fact[tuple[str, ...]] = NOT_READ  # names in /etc/modules and modules-load.d
     parameters: Fact[Mapping[str, str]] = NOT_READ  # vfio_pci.disable_idle_d3 -> N, of loaded modules
     initramfs: Fact[Initramfs] = NOT_READ
@@ -382,6 +385,41 @@ class Iommu:
 
 
 @dataclass(frozen=True)
+class MigInstance:
+    """One MIG device. ``profile`` (``3g.40gb``) stands in ``-L``, the memory in ``-q -x``."""
+
+    index: int
+    profile: str = ""
+    memory_total_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds a GPU. ``gpu``: its bus id, or its index. ``program``: the name without path and arguments.
+
+    ``kind``: C (compute), G (graphics), C+G, M (MPS), or "" where it is not told.
+    """
+
+    gpu: str
+    pid: int
+    kind: str = ""
+    program: str = ""
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """What one GPU did at one moment. ``at_s``: seconds after the first sample, None where nothing tells."""
+
+    gpu: str  # bus id, or index
+    at_s: float | None = None
+    utilization_percent: int | None = None
+    power_w: float | None = None
+    sm_clock_mhz: int | None = None
+    pstate: str | None = None
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One GPU as ``nvidia-smi`` tells it. A cell that holds no value (``[N/A]``, ``ERR!``) is None here."""
 
@@ -409,6 +447,33 @@ class Gpu:
     virtualization_mode: str | None = None  # None, Pass-Through, VGPU, Host VGPU, Host VSGA (as text)
     recovery_action: str | None = None  # None, Reset, Reboot ... (as text)
     gsp_firmware: str | None = None
+    device_id: str | None = None  # four hex digits
+    link_gen_host_max: int | None = None
+    mig_pending: str | None = None
+    mig_instances: tuple[MigInstance, ...] = ()
+    ecc_pending: str | None = None
+    ecc_uncorrected_volatile: int | None = None  # since the last driver load; None where not told or N/A
+    ecc_uncorrected_aggregate: int | None = None  # over the GPU's life
+    sram_threshold_exceeded: str | None = None  # Yes, No
+    retired_pending: str | None = None
+    remap_pending: str | None = None
+    remap_failed: str | None = None
+    channel_repair_pending: str | None = None
+    tpc_repair_pending: str | None = None
+    unrepairable_memory: str | None = None
+    power_limit_default_w: float | None = None
+    power_limit_min_w: float | None = None
+    power_limit_max_w: float | None = None
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    # idle, application_clocks, sw_power_cap, hw_slowdown, hw_thermal, hw_power_brake, sync_boost, sw_thermal, display
+    clock_reasons: Mapping[str, bool] = field(default_factory=dict)
+    conf_compute_mib: int | None = None  # protected memory
+    fabric_state: str | None = None  # Completed, In Progress, Not Started
+    fabric_status: str | None = None  # Success, or an error's words
+    # Fields that were printed without a value (N/A, ERR!, GPU requires reset). A field that is None and not here was
+    # not told at all.
+    blank: frozenset[str] = frozenset()
     raw: Mapping[str, str] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
 
@@ -554,6 +619,8 @@ class DkmsState:
     kernel: str  # "" where the module is only added
     state: str  # installed, built, added, broken, failed, headers_missing
     note: str = ""  # the WARNING! text, or the log's cause line
+    exit_status: int | None = None  # make's, of a failed build
+    log: str = ""  # where its make.log lies
 
 
 @dataclass(frozen=True)
@@ -576,6 +643,49 @@ class AptChange:
 
 
 @dataclass(frozen=True)
+class Unmet:
+    """One dependency that apt can't meet: ``package`` needs ``wants`` (``condition``), and gets ``instead``."""
+
+    package: str
+    wants: str
+    condition: str
+    instead: str
+
+
+@dataclass(frozen=True)
+class AptOutput:
+    """What runs of apt said: what they can't do, and what they would do by themselves."""
+
+    command: str = ""
+    unmet: tuple[Unmet, ...] = ()
+    not_found: tuple[str, ...] = ()
+    additional: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NvLinks:
+    """The NVLinks of one GPU: GB/s by link, None for an inactive one. ``note``: the words that stand there instead."""
+
+    gpu: int
+    name: str = ""
+    links: Mapping[int, float | None] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class FabricReport:
+    """What one piece of text says of the fabric manager. Versions are "" where the text does not name them."""
+
+    version: str = ""
+    driver_version: str = ""
+    state: str = ""  # active, inactive, failed, not-found, "exited 1"
+    nothing_to_do: bool = False  # it found no NVSwitch
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class NvidiaSmi:
     """How ``nvidia-smi`` answered.
 
@@ -589,6 +699,7 @@ class NvidiaSmi:
     cuda_version: str | None = None
     library_version: str | None = None
     lost: tuple[str, ...] = ()  # bus ids as printed
+    lost_reasons: tuple[str, ...] = ()  # why, one for each of ``lost``
 
 
 @dataclass(frozen=True)
@@ -607,7 +718,17 @@ class Driver:
     packages: Fact[Mapping[str, Package]] = NOT_READ
     apt_history: Fact[tuple[AptChange, ...]] = NOT_READ
     secure_boot: Fact[str] = NOT_READ  # enabled, disabled, unsupported
-    fabric_manager: Fact[str] = NOT_READ  # systemctl status text of nvidia-fabricmanager
+    fabric_manager: Fact[tuple[FabricReport, ...]] = NOT_READ
+    persistence_daemon: Fact[str] = NOT_READ  # active, inactive, failed, not-found
+    attached_gpus: Fact[int] = NOT_READ  # as -q counts them; it may show fewer
+    processes: Fact[tuple[GpuProcess, ...]] = NOT_READ
+    samples: Fact[tuple[GpuSample, ...]] = NOT_READ  # several readings of one GPU, oldest first
+    nvlinks: Fact[tuple[NvLinks, ...]] = NOT_READ
+    device_nodes: Fact[tuple[str, ...]] = NOT_READ  # names below /dev
+    uvm_hmm_disabled: Fact[bool] = NOT_READ
+    runtime_d3: Fact[Mapping[str, str]] = NOT_READ  # bus id -> /proc/driver/nvidia/gpus/*/power
+    not_ready: Fact[str] = NOT_READ  # the line in which CUDA says 802, system not yet initialized
+    apt: Fact[tuple[AptOutput, ...]] = NOT_READ
 
 
 @dataclass(frozen=True)
