@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from .measurement import Measurement
+from .runtime import Engine, EngineLog, NcclLog, NcclTopology, P2pCache
+
 SNAPSHOT_SCHEMA = "peerlane.snapshot/1"
 
 T = TypeVar("T")
@@ -737,7 +740,7 @@ class Setting:
 
     name: str
     value: str
-    origin: str  # /etc/nccl.conf, unit NAME
+    origin: str  # /etc/nccl.conf, unit NAME, container NAME, process PID
 
 
 @dataclass(frozen=True)
@@ -746,7 +749,30 @@ class Nccl:
 
     settings: Fact[tuple[Setting, ...]] = NOT_READ
     version: Fact[str] = NOT_READ
-    log: Fact[str] = NOT_READ  # an NCCL_DEBUG=INFO log, as text
+    logs: Fact[tuple[NcclLog, ...]] = NOT_READ  # NCCL_DEBUG=INFO lines, wherever they stand
+    topology: Fact[NcclTopology] = NOT_READ  # what NCCL saw (NCCL_TOPO_DUMP_FILE)
+    topology_file: Fact[NcclTopology] = NOT_READ  # what it is told (NCCL_TOPO_FILE, nvidia-topologyd)
+
+
+# --- services -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Services:
+    """The engines of the host: running, configured, or known from their logs."""
+
+    engines: Fact[tuple[Engine, ...]] = NOT_READ
+    logs: Fact[tuple[EngineLog, ...]] = NOT_READ
+    p2p_caches: Fact[tuple[P2pCache, ...]] = NOT_READ
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the machine itself, or of a shell: what belongs to no engine that is known."""
+
+    values: Fact[Mapping[str, int]] = NOT_READ  # "Max locked memory" ... -> soft limit; -1: unlimited
+    shm_bytes: Fact[int] = NOT_READ  # size of /dev/shm
+    device_rules: Fact[tuple[str, ...]] = NOT_READ  # a container's cgroup device list
 
 
 # --- the whole ------------------------------------------------------------------------------------------------------
@@ -772,7 +798,9 @@ class Snapshot:
     vm: Vm = field(default_factory=Vm)
     driver: Driver = field(default_factory=Driver)
     nccl: Nccl = field(default_factory=Nccl)
-    measurements: Mapping[str, Any] = field(default_factory=dict)
+    services: Services = field(default_factory=Services)
+    limits: Limits = field(default_factory=Limits)
+    measurements: Mapping[str, tuple[Measurement, ...]] = field(default_factory=dict)  # by kind
     inventory: Mapping[str, str] = field(default_factory=dict)  # what the inventory says: hypervisor, vmid
     evidence_index: Mapping[str, str] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()

@@ -210,7 +210,6 @@ def nccl(sources: Sources) -> Nccl:
     return Nccl(
         settings=fact,
         version=sources.fact(lambda text: said(nccl_text.log_version(text), text, "NCCL version"), *_NCCL_LOGS),
-        log=sources.fact(_whole_text, "nccl.log"),
     )
 
 
