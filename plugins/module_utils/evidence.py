@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,18 +24,42 @@ def collect(timeout_s: int, root: str = "/", sources: Sequence[dict[str, Any]] =
 
     A source that this machine cannot have (``where``) is listed with the reason, never left out.
     """
-    places = {"proxmox": os.path.isdir(os.path.join(root, "etc/pve")), "gpu": _has_nvidia(root)}
+    places = {
+        "proxmox": os.path.isdir(os.path.join(root, "etc/pve")),
+        "libvirt": os.path.isdir(os.path.join(root, "etc/libvirt/qemu")),
+        "gpu": _has_nvidia(root),
+    }
+    places["hypervisor"] = places["proxmox"] or places["libvirt"]
     with ThreadPoolExecutor(max_workers=WORKERS) as pool:
-        jobs = [pool.submit(_one, source, timeout_s, root, places) for source in sources]
+        jobs = [pool.submit(_masked, source, timeout_s, root, places) for source in sources]
         return [entry for job in jobs for entry in job.result()]
+
+
+_NOT_HERE = {
+    "proxmox": "/etc/pve is not there",
+    "libvirt": "/etc/libvirt/qemu is not there",
+    "hypervisor": "neither /etc/pve nor /etc/libvirt/qemu is there",
+    "gpu": "no NVIDIA function on the PCI bus",
+}
+
+
+def _masked(source: dict[str, Any], timeout_s: int, root: str, places: dict[str, bool]) -> list[dict[str, Any]]:
+    entries = _one(source, timeout_s, root, places)
+    if "mask" in source:
+        for entry in entries:
+            entry["stdout"] = re.sub(source["mask"], _mask, entry["stdout"])
+    return entries
+
+
+def _mask(found: re.Match[str]) -> str:
+    return (next(group for group in found.groups() if group is not None)) + "[masked]"
 
 
 def _one(source: dict[str, Any], timeout_s: int, root: str, places: dict[str, bool]) -> list[dict[str, Any]]:
     name = source["source"]
     where = source.get("where", "any")
     if not places.get(where, True):
-        reason = {"proxmox": "/etc/pve is not there", "gpu": "no NVIDIA function on the PCI bus"}[where]
-        return [_entry(name, reason=reason)]
+        return [_entry(name, reason=_NOT_HERE[where])]
     kind = source["kind"]
     if kind == "command":
         return [dict(bounded.run(source["argv"], timeout_s, MAX_BYTES), source=name)]

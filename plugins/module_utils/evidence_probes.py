@@ -17,7 +17,15 @@ Each probe takes ``root`` (``/``, or a folder with a recorded tree) and returns 
 * ``dpkg``: status, package and version, tab separated, for packages that matter to drivers, kernels and CUDA.
 * ``services``: ``# ==> unit NAME <==`` and what systemd says of it; of the environment only ``NCCL_*``.
 * ``qm_pending``: ``# ==> qm pending VMID <==`` and the output.
-* ``qemu_processes``: ``# ==> vm VMID pid PID <==`` and the arguments of the running QEMU, one a line.
+* ``qemu_processes``: ``# ==> vm VMID pid PID started SECONDS changed SECONDS cpus LIST <==`` and the arguments of the
+  running QEMU, one a line. ``started`` is the process, ``changed`` its configuration file, both in seconds since 1970;
+  what cannot be told is left out.
+* ``libvirt_processes``: the same for libvirt, with the domain's name in place of the VMID.
+* ``net_cards``: ``NAME MAC`` lines for network interfaces that are devices, real or emulated.
+* ``cpu_time``: the lines ``cpu`` and ``btime`` of ``/proc/stat``.
+* ``memory``: ``hugepages SIZE_KIB total=N free=N``, ``node N cpus=LIST mem_kib=N``, ``transparent_hugepage: TEXT``,
+  ``ksm_run: N``, ``ksm_pages_sharing: N``, ``zfs_arc_max: BYTES`` lines.
+* ``rom_files``: one name a line: the files of ``/usr/share/kvm`` that may be a device's ROM.
 """
 
 from __future__ import annotations
@@ -264,18 +272,109 @@ def qm_pending(root: str) -> str:
 
 def qemu_processes(root: str) -> str:
     """Return the arguments of each running QEMU process that Proxmox started."""
+    return _processes(root, "run/qemu-server/*.pid", "etc/pve/qemu-server/{0}.conf")
+
+
+def libvirt_processes(root: str) -> str:
+    """Return the arguments of each running QEMU process that libvirt started."""
+    return _processes(root, "run/libvirt/qemu/*.pid", "etc/libvirt/qemu/{0}.xml")
+
+
+def _processes(root: str, pids: str, config: str) -> str:
     lines = []
-    for path in sorted(glob.glob(os.path.join(root, "run/qemu-server/*.pid"))):
-        pid = bounded.value(path)
+    for path in sorted(glob.glob(os.path.join(root, pids))):
+        pid = bounded.value(path) or ""
+        process = os.path.join(root, "proc", pid)
         try:
-            with open(os.path.join(root, "proc", pid or "0", "cmdline"), "rb") as stream:
+            with open(os.path.join(process, "cmdline"), "rb") as stream:
                 arguments = stream.read(1024 * 1024).decode("utf-8", "replace").split("\0")
         except OSError:
             continue
-        vmid = os.path.basename(path)[: -len(".pid")]
-        lines.append("# ==> vm {0} pid {1} <==\n".format(vmid, pid))
+        if not pid.isdigit() or not any(arguments):
+            continue
+        name = os.path.basename(path)[: -len(".pid")]
+        told = [("started", _started(root, process)), ("changed", _changed(os.path.join(root, config.format(name))))]
+        told.append(("cpus", _status(process).get("Cpus_allowed_list")))
+        words = "".join(" {0} {1}".format(key, value) for key, value in told if value)
+        lines.append("# ==> vm {0} pid {1}{2} <==\n".format(name, pid, words))
         lines.extend(argument + "\n" for argument in arguments if argument)
     return "".join(lines)
+
+
+def _started(root: str, process: str) -> int | None:
+    """Return when a process started, in seconds since 1970: its ticks since boot, behind the command in brackets."""
+    ticks = (bounded.value(os.path.join(process, "stat")) or "").rpartition(")")[2].split()
+    booted = re.search(r"^btime (\d+)$", bounded.read(os.path.join(root, "proc/stat"), 4 * 1024 * 1024)["stdout"], re.M)
+    if len(ticks) < 20 or not ticks[19].isdigit() or not booted:
+        return None
+    return int(booted.group(1)) + int(ticks[19]) // os.sysconf("SC_CLK_TCK")
+
+
+def _changed(path: str) -> int | None:
+    try:
+        return int(os.stat(path).st_mtime)
+    except OSError:
+        return None
+
+
+def _status(process: str) -> dict[str, str]:
+    rows = (bounded.value(os.path.join(process, "status")) or "").splitlines()
+    return {key: value.strip() for key, _, value in (row.partition(":") for row in rows)}
+
+
+def net_cards(root: str) -> str:
+    """Return the hardware addresses of interfaces that have a device behind them: no bridges, taps or loopback."""
+    folder = os.path.join(root, "sys/class/net")
+    if not os.path.isdir(folder):
+        raise NotHereError("{0} is not there".format(folder))
+    lines = []
+    for name in sorted(os.listdir(folder)):
+        address = bounded.value(os.path.join(folder, name, "address"))
+        if address and os.path.exists(os.path.join(folder, name, "device")):
+            lines.append("{0} {1}\n".format(name, address))
+    return "".join(lines)
+
+
+def cpu_time(root: str) -> str:
+    """Return how CPU time was spent since boot, and when that was. The other lines of the file can be very long."""
+    wanted = [line for line in _read(root, "proc/stat").splitlines() if line.startswith(("cpu ", "btime "))]
+    return "".join(line + "\n" for line in wanted)
+
+
+def memory(root: str) -> str:
+    """Return the pools of huge pages, the NUMA nodes, and what shares or claims memory."""
+    lines = []
+    for path in sorted(glob.glob(os.path.join(root, "sys/kernel/mm/hugepages/hugepages-*kB"))):
+        counts = [bounded.value(os.path.join(path, name)) for name in ("nr_hugepages", "free_hugepages")]
+        size = os.path.basename(path)[len("hugepages-") : -len("kB")]
+        lines.append("hugepages {0} total={1} free={2}\n".format(size, *counts))
+    for path in sorted(glob.glob(os.path.join(root, "sys/devices/system/node/node[0-9]*"))):
+        total = re.search(r"MemTotal:\s+(\d+)", bounded.value(os.path.join(path, "meminfo")) or "")
+        cpus = bounded.value(os.path.join(path, "cpulist"))
+        number = os.path.basename(path)[len("node") :]
+        size = total.group(1) if total else ""
+        lines.append("node {0} cpus={1} mem_kib={2}\n".format(number, cpus or "", size))
+    for name, path in (
+        ("transparent_hugepage", "sys/kernel/mm/transparent_hugepage/enabled"),
+        ("ksm_run", "sys/kernel/mm/ksm/run"),
+        ("ksm_pages_sharing", "sys/kernel/mm/ksm/pages_sharing"),
+        ("zfs_arc_max", "sys/module/zfs/parameters/zfs_arc_max"),
+    ):
+        text = bounded.value(os.path.join(root, path))
+        if text is not None:
+            lines.append("{0}: {1}\n".format(name, text))
+    if not lines:
+        raise NotHereError("{0} is not there".format(os.path.join(root, "sys/kernel/mm")))
+    return "".join(lines)
+
+
+def rom_files(root: str) -> str:
+    """Return the names of the files that a ``romfile=`` may mean. No line at all means: read, and there is none."""
+    folder = os.path.join(root, "usr/share/kvm")
+    if not os.path.isdir(folder):
+        raise NotHereError("{0} is not there".format(folder))
+    names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    return "".join(name + "\n" for name in names)
 
 
 PROBES = {
@@ -293,6 +392,11 @@ PROBES = {
         services,
         qm_pending,
         qemu_processes,
+        libvirt_processes,
+        net_cards,
+        cpu_time,
+        memory,
+        rom_files,
     )
 }
 

@@ -10,7 +10,9 @@ Nothing here judges. ``kind``:
 * ``each``: like ``files``, but one source per file, named ``<source>.<stem of the file>``.
 * ``probe``: a function of ``evidence_probes`` of this name, for what no single file holds.
 
-``where`` limits a source to machines that can have it: ``any``, ``gpu`` (an NVIDIA function on the bus), ``proxmox``.
+``where`` limits a source to machines that can have it: ``any``, ``gpu`` (an NVIDIA function on the bus), ``proxmox``,
+``libvirt``, ``hypervisor`` (either of both).
+``mask`` hides what must not leave the machine: what a pattern finds becomes its first group and ``[masked]``.
 Whole environments, keys and tokens are never read.
 """
 
@@ -24,6 +26,13 @@ TIMEOUT_S = 20
 # Per source. A kernel log that repeats one line for days must not fill the controller's memory.
 MAX_BYTES = 2 * 1024 * 1024
 
+# Passwords and serial numbers of a VM's configuration. What a password stands in stays well-formed.
+_HIDE_IN_SETTINGS = r"(?m)^((?:(?:cur|new|del) )?cipassword: *)\S.*$|(\bserial=)[^,\s]+"
+_HIDE_IN_ELEMENTS = (
+    r"(\bpasswd=['\"])[^'\"]*|(<qemu:env\b[^>]{0,200}?\bvalue=['\"])[^'\"]*|(<entry name=['\"]serial['\"]>)[^<]*"
+    r"|(<serial>)[^<]*"
+)
+
 SOURCES: tuple[dict[str, Any], ...] = (
     # --- identity
     {"source": "detect_virt.vm", "kind": "command", "argv": ["systemd-detect-virt", "--vm"]},
@@ -36,6 +45,9 @@ SOURCES: tuple[dict[str, Any], ...] = (
     {"source": "os_release", "kind": "file", "path": "/etc/os-release"},
     {"source": "uname", "kind": "command", "argv": ["uname", "-a"]},
     {"source": "dmi", "kind": "probe", "probe": "dmi"},
+    {"source": "net.cards", "kind": "probe", "probe": "net_cards"},
+    {"source": "proc.stat", "kind": "probe", "probe": "cpu_time"},
+    {"source": "memory", "kind": "probe", "probe": "memory"},
     # --- PCI and IOMMU
     {"source": "sysfs.pci", "kind": "probe", "probe": "pci"},
     {"source": "sysfs.iommu", "kind": "probe", "probe": "iommu"},
@@ -88,11 +100,52 @@ SOURCES: tuple[dict[str, Any], ...] = (
     {"source": "etc.nccl.conf", "kind": "file", "path": "/etc/nccl.conf"},
     {"source": "peerlane.services", "kind": "probe", "probe": "services"},
     # --- Proxmox
-    {"source": "pve.conf", "kind": "each", "path": "/etc/pve/qemu-server/*.conf", "where": "proxmox"},
+    {
+        "source": "pve.conf",
+        "kind": "each",
+        "path": "/etc/pve/qemu-server/*.conf",
+        "where": "proxmox",
+        "mask": _HIDE_IN_SETTINGS,
+    },
     {"source": "pve.mapping.pci", "kind": "file", "path": "/etc/pve/mapping/pci.cfg", "where": "proxmox"},
     {"source": "pve.cpu_models", "kind": "file", "path": "/etc/pve/virtual-guest/cpu-models.conf", "where": "proxmox"},
     {"source": "pve.version", "kind": "command", "argv": ["pveversion", "-v"], "where": "proxmox"},
     {"source": "kvm.version", "kind": "command", "argv": ["kvm", "--version"], "where": "proxmox"},
-    {"source": "pve.qm_pending", "kind": "probe", "probe": "qm_pending", "where": "proxmox"},
-    {"source": "pve.running", "kind": "probe", "probe": "qemu_processes", "where": "proxmox"},
+    {
+        "source": "pve.qm_pending",
+        "kind": "probe",
+        "probe": "qm_pending",
+        "where": "proxmox",
+        "mask": _HIDE_IN_SETTINGS,
+    },
+    {
+        "source": "pve.running",
+        "kind": "probe",
+        "probe": "qemu_processes",
+        "where": "proxmox",
+        "mask": _HIDE_IN_SETTINGS,
+    },
+    {
+        "source": "pve.reservations",
+        "kind": "file",
+        "path": "/run/qemu-server/pci-id-reservations",
+        "where": "proxmox",
+    },
+    {"source": "pve.rom_files", "kind": "probe", "probe": "rom_files", "where": "proxmox"},
+    # --- libvirt
+    {
+        "source": "libvirt.domains",
+        "kind": "files",
+        "path": "/etc/libvirt/qemu/*.xml",
+        "where": "libvirt",
+        "mask": _HIDE_IN_ELEMENTS,
+    },
+    {"source": "libvirt.running", "kind": "probe", "probe": "libvirt_processes", "where": "libvirt"},
+    # --- any hypervisor
+    {
+        "source": "vhost.max_mem_regions",
+        "kind": "file",
+        "path": "/sys/module/vhost/parameters/max_mem_regions",
+        "where": "hypervisor",
+    },
 )
