@@ -129,6 +129,7 @@ class LogLine:
 
     stamp: str
     text: str
+    uptime: str = ""  # seconds since boot as printed, where they stand beside another stamp or alone
 
 
 @dataclass(frozen=True)
