@@ -42,9 +42,9 @@ _BUS_ERROR = re.compile(
     r"(?: type=([A-Za-z ]+),)?(?:.*\((\w+) ID\))?"
 )
 _ERROR_IDS = re.compile(
-    r"([0-9a-f:]{12,16}\.[0-7]): (?:AER: )?\s+device \[([0-9a-f]{4}:[0-9a-f]{4})\] error status/mask="
+    r"([0-9a-f:]{10,14}\.[0-7]): (?:AER: )?\s+device \[([0-9a-f]{4}:[0-9a-f]{4})\] error status/mask="
 )
-_ERROR_BIT = re.compile(r"([0-9a-f:]{12,16}\.[0-7]): (?:AER: )?\s+\[\s?\d{1,2}\] (\w+)")
+_ERROR_BIT = re.compile(r"([0-9a-f:]{10,14}\.[0-7]): (?:AER: )?\s+\[\s?\d{1,2}\] (\w+)")
 # Firmware that handles errors itself tells them as `{1}[Hardware Error]:` blocks (drivers/firmware/efi/cper.c).
 _HARDWARE = re.compile(r"(?:\{\d+\})?\[Hardware Error\]:\s*(event severity|section_type|device_id): (.+)")
 _HARDWARE_SEVERITY = {"corrected": "correctable", "recoverable": "nonfatal", "fatal": "fatal", "info": "correctable"}
@@ -53,7 +53,8 @@ _AMD_FAULT = re.compile(
     r"(?:([\w-]+) ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): )?AMD-Vi: Event logged \[([A-Z_]{4,40}) (.*)"
 )
 _INTEL_FAULT = re.compile(
-    r"DMAR: ?\[((?:DMA (?:Read|Write)|INTR-REMAP)[^\]]*)\] Request device \[([0-9a-f:.]{7,16})\](?:.*?fault addr (\S+))?"
+    r"DMAR: ?\[((?:DMA (?:Read|Write)|INTR-REMAP)[^\]]*)\] Request device \[([0-9a-f:.]{7,16})\]"
+    r"(?:.*?fault addr (\S+))?"
     r"(?:.*\[fault reason [^\]]*\] ?(.*))?"
 )
 _FIELD = re.compile(r"(device|domain|address|flags|pasid)=(\S+?)(?=[\s\]]|$)")
@@ -89,10 +90,8 @@ NOTES: tuple[tuple[str, str], ...] = (
 _FIRST_LINE = "Linux version "
 _SETUP_DONE = ("Run /init as init process", "Freeing unused kernel")
 
-_MONTHS = {
-    name: number
-    for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)  # noqa: SIM905
-}
+_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
 _CTIME = re.compile(
     r"(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) (?:(\d{4}) )?(\d\d:\d\d:\d\d)(?:\.\d+)?(?: (\d{4}))?"
 )
@@ -200,7 +199,7 @@ def _split(row: str) -> LogLine:
 
 
 def formats(found: Sequence[LogLine]) -> tuple[str, ...]:
-    """Return the styles of the time stamps: monotonic, ctime, iso, syslog (no year), none. The head of a log shows it."""
+    """Return the styles of the stamps at the head of a log: monotonic, ctime, iso, syslog (no year), none."""
     return tuple(dict.fromkeys(_format(line.stamp) for line in found[:20]))
 
 
@@ -340,7 +339,8 @@ def _fault(line: LogLine) -> IommuFault | None:
 
 _WINDOW = re.compile(
     r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (BAR \d{1,2}|bridge window|VF BAR \d)"
-    r"(?:: (no space for|failed to assign|assigned))? \[mem ([^\]]*)\](?:: (can't assign; no space|failed to assign|assigned))?"
+    r"(?:: (no space for|failed to assign|assigned))? \[mem ([^\]]*)\]"
+    r"(?:: (can't assign; no space|failed to assign|assigned))?"
 )
 _RANGE = re.compile(r"(?:size (0x[0-9a-f]+)|(0x[0-9a-f]+)-(0x[0-9a-f]+))(?=[ \]]|$)")
 
