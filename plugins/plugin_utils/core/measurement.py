@@ -58,7 +58,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Timing:
-    """One half of a collective's row: mean time, the two bandwidths, and how many values were wrong (None: unchecked)."""
+    """One half of a collective's row. ``wrong``: how many values were wrong, None where that was not checked."""
 
     time_us: float
     algbw_gbps: float

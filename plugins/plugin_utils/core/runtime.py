@@ -1,4 +1,4 @@
-"""The nouns of a serving host at run time: engines, their containers and limits, and what their logs and NCCL's tell."""
+"""The nouns of a serving host at run time: engines with their containers and limits, and what logs tell of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class P2pCache:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why an engine ended: its class, the telling line (or a statement from its exit), and advice where there is some."""
+    """Why an engine ended: the telling line (or a statement from its exit), advice where there is some, the class."""
 
     line: str
     advice: str = ""
@@ -84,8 +84,8 @@ class Cause:
 class EngineLog:
     """What one engine log tells. Empty strings and None: not told.
 
-    ``custom_all_reduce``: no_p2p (switched off: no peer access or a failed test), many_pcie (switched off: more than two
-    GPUs without NVLink), failed (it ended the engine). ``listening``: it said that it serves.
+    ``custom_all_reduce``: no_p2p (switched off: no peer access or a failed test), many_pcie (switched off: more than
+    two GPUs without NVLink), failed (it ended the engine). ``listening``: it said that it serves.
     """
 
     source: str
