@@ -30,7 +30,9 @@ class ActionModule(ActionBase):
         if entries is None:
             return result
         host = str((task_vars or {}).get("inventory_hostname", "localhost"))
-        evidence = evidence_room.from_module(host, {**answer, "evidence": entries})
+        evidence = evidence_room.from_module(
+            host, {**answer, "evidence": entries, "inventory": self._home(task_vars or {})}
+        )
         save_to = self._task.args.get("save_to")
         if save_to:
             folder = Path(str(save_to)).expanduser() / host
@@ -40,3 +42,9 @@ class ActionModule(ActionBase):
         findings = engine.judge({host: snapshot})[host]
         result["ansible_facts"] = {"peerlane": facts_room.facts(snapshot, findings)}
         return result
+
+    def _home(self, task_vars: dict[str, Any]) -> dict[str, str]:
+        """Return where the inventory says that this guest runs: ``peerlane_hypervisor`` and ``peerlane_vmid``."""
+        told = {"hypervisor": "peerlane_hypervisor", "vmid": "peerlane_vmid"}
+        values = {key: str(self._templar.template(task_vars.get(name, ""))).strip() for key, name in told.items()}
+        return {key: value for key, value in values.items() if value}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
 
-from ..core.snapshot import CommandLine, Cpu, Fact, Kernel, KernelLog, Machine
+from ..core.snapshot import CommandLine, Cpu, Fact, Kernel, KernelLog, Machine, Memory
 from . import kernel as kernel_text
 from . import kernel_log, proxmox
 from . import machine as machine_text
+from . import memory as memory_text
 from .facts import Reading, Sources, said
-from .text import RefusedError, first_line, shorten
+from .text import RefusedError, files, first_line, shorten
 
 T = TypeVar("T")
 
@@ -28,7 +30,46 @@ def machine(sources: Sources, kernel: Kernel) -> Machine:
         os_id=sources.fact(_os_id, "os_release", "hostnamectl"),
         os_version=sources.fact(_os_version, "os_release"),
         is_proxmox=_is_proxmox(sources, kernel),
+        systemd=sources.fact(_systemd, "systemctl.version", "hostnamectl"),
+        macs=sources.fact(lambda text: said(memory_text.cards(text), text, r"\S"), "net.cards"),
+        booted_at=sources.fact(lambda text: said(memory_text.booted_at(text), text, r"^\s*btime "), "proc.stat"),
+        steal_percent=sources.fact(lambda text: said(memory_text.steal_percent(text), text, r"^\s*cpu "), "proc.stat"),
     )
+
+
+def memory(sources: Sources) -> Memory:
+    """Read the machine's memory, and what shares or reserves it."""
+
+    def amount(name: str) -> Fact[int]:
+        return sources.fact(
+            lambda text: said(memory_text.amounts(text).get(name), text, rf"^\s*{name}:"), "proc.meminfo"
+        )
+
+    def setting(name: str) -> Fact[int]:
+        return sources.fact(lambda text: said(memory_text.setting(text, name), text, rf"^\s*{name}:"), "memory")
+
+    return Memory(
+        total_kib=amount("MemTotal"),
+        available_kib=amount("MemAvailable"),
+        huge_pages=sources.fact(
+            lambda text: said(memory_text.huge_pages(text), text, r"^\s*(?:hugepages|HugePages_Total)"),
+            "memory",
+            "proc.meminfo",
+        ),
+        ksm_run=setting("ksm_run"),
+        ksm_pages_sharing=setting("ksm_pages_sharing"),
+        transparent=sources.fact(
+            lambda text: said(memory_text.transparent(text), text, "transparent_hugepage"), "memory"
+        ),
+        node_cpus=sources.fact(_node_cpus, "memory", "numactl", "proc.cpuinfo"),
+        zfs_arc_max_bytes=setting("zfs_arc_max"),
+    )
+
+
+def _node_cpus(text: str) -> Reading[Mapping[int, str]]:
+    found = memory_text.node_cpus(text)
+    rows = [row.strip() for row in text.split("\n") if re.match(r"\s*(?:node \d+ cpus|NUMA node\d)", row)]
+    return (found, shorten(rows)) if found else None
 
 
 def _virtualisation(words: frozenset[str], text: str) -> Reading[str]:
@@ -54,6 +95,25 @@ def _os_id(text: str) -> Reading[str]:
 
 def _os_version(text: str) -> Reading[str]:
     return said(machine_text.os_release(text).get("VERSION_ID"), text, r"^\s*VERSION_ID=")
+
+
+def _systemd(text: str) -> Reading[str]:
+    found = re.search(r"^\s*systemd (\d{1,4})\b.*$", text, re.MULTILINE)
+    return (found[1], found[0].strip()) if found else None
+
+
+def _clocksource(text: str) -> Reading[str]:
+    words = _clocksources(text, "current")
+    return (words[0], f"current_clocksource: {words[0]}") if words else None
+
+
+def _available_clocksources(text: str) -> Reading[tuple[str, ...]]:
+    words = _clocksources(text, "available")
+    return (words, f"available_clocksource: {' '.join(words)}") if words else None
+
+
+def _clocksources(text: str, which: str) -> tuple[str, ...]:
+    return next((tuple(part.split()) for path, part in files(text) if path.endswith(f"{which}_clocksource")), ())
 
 
 def _is_proxmox(sources: Sources, kernel: Kernel) -> Fact[bool]:
@@ -109,6 +169,8 @@ def kernel(sources: Sources) -> Kernel:
         installed=sources.fact(partial(_kernels, ("modules", "image")), "kernels"),
         headers=sources.fact(partial(_kernels, ("headers",)), "kernels"),
         lockdown=lockdown if lockdown.known else _lockdown_of_log(log) or lockdown,
+        clocksource=sources.fact(_clocksource, "clocksource"),
+        clocksources=sources.fact(_available_clocksources, "clocksource"),
     )
 
 

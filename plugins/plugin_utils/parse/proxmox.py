@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from ..core.snapshot import HostPci, VmConfig
-from .text import RefusedError, address, lines
+from ..core.snapshot import HostPci, MappingClaim, VmConfig
+from .text import RefusedError, address, lines, whole_number
 
-_SETTING = re.compile(r"([a-z][a-z0-9_-]{0,40}):(?:\s+(.*))?")
+_SETTING = re.compile(r"([a-z][a-z0-9_-]{0,40}):(?!//)\s*(.*)")
 _SECTION = re.compile(r"\[([^\]]+)\]")
 _HOSTPCI = re.compile(r"hostpci(\d{1,2})")
 _PENDING_VM = re.compile(r"# ==> qm pending (\d+) <==")
-_PENDING_ROW = re.compile(r"(cur|new|del)\s+([a-z][a-z0-9_-]*)(?::(?:\s+(.*))?)?")
-_RUNNING_VM = re.compile(r"# ==> vm (\d+) pid (\d+) <==")
-_QEMU_PROCESS = re.compile(r"(?:^|[\s/])(?:kvm|qemu-system-x86_64)\s+-id\s+(\d+)\s")
+_PENDING_ROW = re.compile(r"(cur|new|del)\s+([a-z][a-z0-9_-]*)(?::\s*(.*))?")
+_RUNNING_VM = re.compile(r"# ==> vm (\S+) pid \d+((?: \w+ \S+)*) <==")
+_QEMU_PROCESS = re.compile(r"(?:^|[\s/])(?:kvm|qemu-system-x86_64)\s+(?:-id\s+(\d+)\s|-name\s+guest=([^,\s]+))")
+_ONE_A_LINE = re.compile(r"^(?:\S*/)?(?:kvm|qemu-system-x86_64)\n-id\n(\d+)$", re.MULTILINE)
+_RESERVATION = re.compile(r"(\S+)\s+(\d+)\s+(?:pid|time):(\d+)")
+_WRAPPED_AT = 80
 _CPU_MODEL = re.compile(r"cpu-model:\s*(\S+)")
 
 # Settings that hardly any other file has: enough to know a configuration by.
@@ -63,7 +66,7 @@ def conf(vmid: str, text: str, source: str, whole: bool = False) -> VmConfig:
     """
     sections: list[tuple[str, dict[str, str], dict[str, str], list[str]]] = [("", {}, {}, [])]
     comments: list[str] = []
-    for row in lines(text):
+    for row in _unwrapped(lines(text)):
         section = _SECTION.fullmatch(row.strip())
         if section:
             sections.append((section[1], {}, {}, []))
@@ -77,7 +80,7 @@ def conf(vmid: str, text: str, source: str, whole: bool = False) -> VmConfig:
         if found:
             if found[1] in settings:
                 repeated.append(found[1])
-            settings[found[1]] = (found[2] or "").strip()
+            settings[found[1]] = found[2].strip()
             printed[found[1]] = row
     _, active, printed, repeated = sections[0]
     if not active:
@@ -89,6 +92,7 @@ def conf(vmid: str, text: str, source: str, whole: bool = False) -> VmConfig:
         description = unquote(active["description"])
     return VmConfig(
         vmid=vmid,
+        whole=whole,
         settings=active,
         lines=printed,
         duplicates=tuple(dict.fromkeys(repeated)),
@@ -99,6 +103,23 @@ def conf(vmid: str, text: str, source: str, whole: bool = False) -> VmConfig:
         description=description,
         source=source,
     )
+
+
+def _unwrapped(rows: list[str]) -> list[str]:
+    """Put lines together again that a terminal or a mail program wrapped: Proxmox writes each setting on one line."""
+    joined: list[str] = []
+    open_line = False
+    for row in rows:
+        fresh = not row or row.startswith("#") or _SETTING.fullmatch(row) or _SECTION.fullmatch(row.strip())
+        if fresh or not open_line:
+            joined.append(row)
+            open_line = bool(row) and not row.startswith("[")
+            last = len(row)
+            continue
+        # Cut at a fixed column, or between two words.
+        joined[-1] += row if last >= _WRAPPED_AT else f" {row.lstrip()}"
+        last = len(row)
+    return joined
 
 
 def _deletes(pending: dict[str, str] | None) -> tuple[str, ...]:
@@ -158,29 +179,68 @@ def qm_pending(text: str) -> dict[str, Pending]:
     }
 
 
-def running(text: str) -> dict[str, tuple[str, ...]]:
-    """Read the arguments of running QEMU processes by VM id.
+@dataclass(frozen=True)
+class Process:
+    """A running QEMU process, as the collector tells it. Times are seconds since 1970; None where not told."""
 
-    From the source ``pve.running`` (a header for each VM, then one argument a line), or from a process list or a
-    command line on one or more lines (``ps``, ``qm showcmd --pretty``).
+    arguments: tuple[str, ...]
+    started_at: int | None = None
+    changed_at: int | None = None  # the configuration file
+    cpus: str = ""
+
+
+def processes(text: str) -> dict[str, Process]:
+    """Read the running QEMU processes by VM id, or by domain name for libvirt.
+
+    From the collector's source (a header for each VM, then one argument a line), from a process list, or from a
+    command line that ``tr`` put on several lines.
     """
     rows = lines(text)
-    found: dict[str, list[str]] = {}
+    found: dict[str, tuple[dict[str, str], list[str]]] = {}
     current: list[str] | None = None
     for row in rows:
-        header = _RUNNING_VM.fullmatch(row.strip())
+        header = _RUNNING_VM.fullmatch(row.strip()) if row.startswith("# ==> ") else None
         if header:
-            current = found.setdefault(header[1], [])
+            words = header[2].split()
+            current = found.setdefault(header[1], (dict(zip(words[::2], words[1::2], strict=False)), []))[1]
         elif current is not None and row:
             current.append(row)
     if found:
-        return {vmid: tuple(arguments) for vmid, arguments in found.items()}
-    joined = "\n".join(rows).replace("\\\n", " ")
+        return {
+            vmid: Process(
+                tuple(arguments),
+                whole_number(told.get("started")),
+                whole_number(told.get("changed")),
+                told.get("cpus", ""),
+            )
+            for vmid, (told, arguments) in found.items()
+        }
+    joined = "\n".join(rows)
+    whole = _ONE_A_LINE.search(joined)
+    if whole:
+        return {whole[1]: Process(tuple(row for row in joined[whole.start() :].split("\n") if row))}
+    return {vmid: Process(arguments) for vmid, arguments in command_lines(text).items()}
+
+
+def command_lines(text: str) -> dict[str, tuple[str, ...]]:
+    """Read QEMU command lines by VM id: of ``ps``, or of ``qm showcmd`` with or without ``--pretty``."""
+    joined = "\n".join(lines(text)).replace("\\\n", " ")
     return {
-        hit[1]: tuple(_shell_words(row[hit.start() :].strip()))
+        hit[1] or hit[2]: tuple(_shell_words(row[hit.start() :].strip()))
         for row in joined.split("\n")
         if (hit := _QEMU_PROCESS.search(row))
     }
+
+
+def reservations(text: str) -> dict[str, str]:
+    """Read ``pci-id-reservations``: the PCI address that is held, and the id of the VM that holds it."""
+    found = {}
+    for row in lines(text):
+        hit = _RESERVATION.fullmatch(row.strip())
+        bdf = address(hit[1]) if hit else None
+        if hit and bdf:
+            found[bdf] = hit[2]
+    return found
 
 
 def _shell_words(row: str) -> list[str]:
@@ -191,12 +251,14 @@ def _shell_words(row: str) -> list[str]:
         return row.split()
 
 
-def mappings(text: str, node_names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Read ``/etc/pve/mapping/pci.cfg``: mapping id to the addresses on this node.
+def mapping_claims(text: str, node_names: tuple[str, ...]) -> tuple[MappingClaim, ...]:
+    """Read ``/etc/pve/mapping/pci.cfg``: every ``map`` line of this node; a mapping without any comes with no address.
 
     The file serves the whole cluster. Raises RefusedError where it lists several nodes and none has one of these names.
+    Several lines of one mapping are alternatives: a VM gets the first that is free. One line with several paths
+    (``;``) is one device with several functions.
     """
-    entries: list[tuple[str, str, tuple[str, ...]]] = []
+    entries: list[tuple[str, MappingClaim]] = []
     ids: list[str] = []
     for row in lines(text):
         bare = row.strip()
@@ -205,19 +267,29 @@ def mappings(text: str, node_names: tuple[str, ...]) -> dict[str, tuple[str, ...
         elif bare.startswith("map ") and ids:
             options = dict(part.split("=", 1) for part in bare[4:].split(",") if "=" in part)
             paths = tuple(bdf for path in options.get("path", "").split(";") if (bdf := address(path)))
-            entries.append((ids[-1], options.get("node", ""), paths))
+            group = whole_number(options.get("iommugroup"))
+            claim = MappingClaim(
+                ids[-1], paths, options.get("id", "").lower(), None if group is None or group < 0 else group, bare
+            )
+            entries.append((options.get("node", ""), claim))
     if not ids:
         raise RefusedError("defines no mapping")
-    nodes = {node for _, node, _ in entries}
+    nodes = {node for node, _ in entries}
     if len(nodes) > 1:
         mine = nodes.intersection(node_names)
         if not mine:
             raise RefusedError(f"lists the nodes {', '.join(sorted(nodes))}; which of them this host is, is not known")
         nodes = mine
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(ids, ())
-    for name, node, paths in entries:
-        if node in nodes:
-            found[name] += paths
+    here = [claim for node, claim in entries if node in nodes]
+    claimed = {claim.mapping for claim in here}
+    return (*here, *(MappingClaim(name, ()) for name in dict.fromkeys(ids) if name not in claimed))
+
+
+def mappings(claims: Iterable[MappingClaim]) -> dict[str, tuple[str, ...]]:
+    """Return each mapping with all addresses that it may mean on this node."""
+    found: dict[str, tuple[str, ...]] = {}
+    for claim in claims:
+        found[claim.mapping] = (*found.get(claim.mapping, ()), *claim.bdfs)
     return found
 
 

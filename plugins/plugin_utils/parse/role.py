@@ -11,7 +11,16 @@ from .machine import VIRTUAL_MACHINES
 from .text import first_line
 
 # What only a Proxmox node has.
-_PVE_SOURCES = ("pve.version", "pve.running", "pve.qm_pending", "pve.mapping.pci", "pve.cpu_models", "kvm.version")
+_PVE_SOURCES = (
+    "pve.version",
+    "pve.running",
+    "pve.showcmd",
+    "pve.reservations",
+    "pve.qm_pending",
+    "pve.mapping.pci",
+    "pve.cpu_models",
+    "kvm.version",
+)
 _VIRTUAL_VENDORS = re.compile(r"QEMU|VMware|Xen|innotek|Parallels|OpenStack|Bochs", re.IGNORECASE)
 _VIRTUAL_PRODUCTS = re.compile(r"Standard PC|^KVM|Virtual Machine|VMware|VirtualBox|OpenStack|HVM domU|Google Compute")
 _VFIO_LOG = r"\bvfio-pci [0-9a-f]{4}:|\bvfio_pci: add \["
@@ -58,6 +67,11 @@ def _hypervisor_files(sources: Sources) -> Fact[Role] | None:
         text = confs[0].stdout
         line = first_line(text, r"^(?:hostpci\d+|machine|cpu|memory):") or first_line(text, r"\S")
         return Fact("hypervisor", confs[0].source, line)
+    for entry in sources.entries("libvirt.domains", "libvirt.running"):
+        # libvirt alone makes no hypervisor of GPUs: a workstation may have it too.
+        line = first_line(entry.stdout, r"<hostdev\b[^>]*type=['\"]pci['\"]|\bvfio-pci\b")
+        if line:
+            return Fact("hypervisor", entry.source, line)
     for entry in sources.entries(*_PVE_SOURCES, "qemu.log"):
         if entry.stdout.strip():
             return Fact("hypervisor", entry.source, first_line(entry.stdout, r"\S"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.evidence import EvidenceSet
 from ..core.snapshot import Snapshot
-from . import device_facts, driver_facts, host_facts, role, vm_facts
+from . import device_facts, driver_facts, host_facts, nvidia_facts, role, vm_facts
 from .facts import Sources
 
 
@@ -15,24 +15,26 @@ def build(evidence: EvidenceSet) -> Snapshot:
     machine = host_facts.machine(sources, kernel)
     cpu = host_facts.cpu(sources)
     pci = device_facts.pci(sources)
-    smi = driver_facts.smi(sources)
-    gpus = driver_facts.gpus(sources, smi)
+    smi = nvidia_facts.smi(sources)
+    told = nvidia_facts.told(sources, smi)
     return Snapshot(
         host=evidence.host,
-        role=role.decide(sources, machine, cpu, kernel, pci, gpus),
+        role=role.decide(sources, machine, cpu, kernel, pci, told.gpus),
         collected_at=evidence.collected_at,
         privileged=evidence.privileged,
         machine=machine,
         cpu=cpu,
+        memory=host_facts.memory(sources),
         kernel=kernel,
         pci=pci,
         iommu=device_facts.iommu(sources, pci, kernel.log),
-        gpus=gpus,
+        gpus=told.gpus,
         topology=device_facts.topology(sources),
         p2p=device_facts.p2p(sources),
         vm=vm_facts.vm(sources),
-        driver=driver_facts.driver(sources, smi),
+        driver=driver_facts.driver(sources, smi, told),
         nccl=driver_facts.nccl(sources),
         evidence_index={entry.source: "" if entry.usable else evidence.why_missing(entry.source) for entry in evidence},
+        inventory=evidence.inventory,
         unrecognised=evidence.unrecognised,
     )

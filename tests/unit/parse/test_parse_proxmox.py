@@ -95,7 +95,7 @@ def test_a_single_qm_pending_needs_no_header():
     ],
 )
 def test_running_arguments_come_from_our_source_a_process_list_or_a_command(text):
-    arguments = proxmox.running(text)["101"]
+    arguments = proxmox.processes(text)["101"].arguments
 
     assert arguments[-4:] == ("-id", "101", "-cpu", "host,kvm=off")
 
@@ -110,16 +110,16 @@ gpu1
 
 
 def test_a_mapping_serves_its_own_node():
-    assert proxmox.mappings(MAPPING, ("pve2",)) == {"gpu0": ("0000:81:00.0", "0000:81:00.1"), "gpu1": ()}
+    assert proxmox.mappings(proxmox.mapping_claims(MAPPING, ("pve2",))) == {"gpu0": ("0000:81:00.0", "0000:81:00.1"), "gpu1": ()}
 
 
 def test_a_mapping_of_one_node_needs_no_name():
-    assert proxmox.mappings(MAPPING.replace("pve2", "pve1"), ())["gpu1"] == ("0000:02:00",)
+    assert proxmox.mappings(proxmox.mapping_claims(MAPPING.replace("pve2", "pve1"), ()))["gpu1"] == ("0000:02:00",)
 
 
 def test_a_mapping_of_other_nodes_is_refused():
     with pytest.raises(RefusedError, match="pve1, pve2"):
-        proxmox.mappings(MAPPING, ("elsewhere",))
+        proxmox.mapping_claims(MAPPING, ("elsewhere",))
 
 
 def test_custom_cpu_models_are_named_as_settings_name_them():
