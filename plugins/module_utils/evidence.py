@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evidence_probes
+from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evidence_probes, platform_probes
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import MAX_BYTES, SOURCES
 
 # The sources wait for the kernel and for the driver, not for a processor.
 WORKERS = 16
+
+_PROBES = {**evidence_probes.PROBES, **platform_probes.PROBES}
 
 
 def collect(timeout_s: int, root: str = "/", sources: Sequence[dict[str, Any]] = SOURCES) -> list[dict[str, Any]]:
@@ -83,7 +85,7 @@ def _probe(name: str, probe: str, root: str) -> dict[str, Any]:
     started = time.monotonic()
     entry = _entry(name)
     try:
-        entry["stdout"] = evidence_probes.PROBES[probe](root)[:MAX_BYTES]
+        entry["stdout"] = _PROBES[probe](root)[:MAX_BYTES]
     except evidence_probes.NotHereError as error:
         entry["reason"] = str(error)
     except OSError as error:

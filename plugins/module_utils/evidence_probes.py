@@ -7,13 +7,14 @@ Each probe takes ``root`` (``/``, or a folder with a recorded tree) and returns 
 * ``first_cpu``: the first block of ``/proc/cpuinfo``, then ``processors<TAB>: N``.
 * ``dmi``: ``product_name: X`` and so on, one a line; ``product_uuid`` only as root.
 * ``pci``: a block ``[0000:01:00.0]`` per function, then ``key: value`` lines; ``driver`` is empty where none is bound;
-  ``resource`` joins the file's lines with ``;``; ``config`` is hex, for NVIDIA functions and bridges alone, as many
-  bytes as the kernel gave (64 without root).
+  ``resource`` joins the file's lines with ``;``; ``config`` is hex without the zeros at its end, for NVIDIA functions,
+  Mellanox cards and bridges alone, ``config_bytes`` how many bytes the kernel gave (64 without root); of the error
+  counters ``aer_dev_*`` the ones that are not zero and the sum, or ``absent``.
 * ``iommu``: ``unit dmar0`` lines, then ``group 14 type DMA-FQ devices 0000:01:00.0 0000:01:00.1`` lines.
 * ``kernel_log``: ``dmesg``, or ``journalctl -k -b -o short-iso`` where dmesg is refused.
 * ``boot``: ``efi: yes|no``, ``loader_info: TEXT``, ``secure_boot: 0|1``.
 * ``kernels``: ``release R modules=yes headers=no image=yes running=yes`` lines.
-* ``nvidia_libraries``: one path a line.
+* ``nvidia_libraries``, ``nvidia_devices``: one path a line.
 * ``dpkg``: status, package and version, tab separated, for packages that matter to drivers, kernels and CUDA.
 * ``services``: ``# ==> unit NAME <==`` and what systemd says of it; of the environment only ``NCCL_*``.
 * ``qm_pending``: ``# ==> qm pending VMID <==`` and the output.
@@ -52,7 +53,11 @@ _PCI_ATTRIBUTES = (
     "max_link_width",
     "reset_method",
     "power_state",
+    "d3cold_allowed",
+    "boot_vga",
 )
+# What is below or above a GPU, and what shares its switch: for these the configuration space and the errors count.
+_TOLD_VENDORS = ("0x10de", "0x15b3")
 
 _PACKAGES = re.compile(
     r"nvidia|cuda|nccl|dkms|linux-image|linux-headers|pve-kernel|pve-headers|proxmox-(kernel|headers)"
@@ -118,19 +123,34 @@ def _function(place: str, bdf: str) -> str:
     resource = bounded.value(os.path.join(place, "resource"))
     if resource:
         lines.append("resource: {0}".format(";".join(resource.splitlines())))
-    if found.get("vendor") == "0x10de" or found.get("class", "").startswith("0x0604"):
+    if found.get("vendor") in _TOLD_VENDORS or found.get("class", "").startswith("0x0604"):
         config = _config(os.path.join(place, "config"))
         if config:
-            lines.append("config: {0}".format(config))
+            lines.append("config_bytes: {0}".format(len(config)))
+            lines.append("config: {0}".format((config.rstrip(b"\0") or config[:1]).hex()))
+        for severity in ("correctable", "nonfatal", "fatal"):
+            name = "aer_dev_{0}".format(severity)
+            lines.append("{0}: {1}".format(name, _counters(os.path.join(place, name))))
     return "\n".join(lines) + "\n"
 
 
-def _config(path: str) -> str:
+def _config(path: str) -> bytes:
     try:
         with open(path, "rb") as stream:
-            return stream.read(_CONFIG_BYTES).hex()
+            return stream.read(_CONFIG_BYTES)
     except OSError:
-        return ""
+        return b""
+
+
+def _counters(path: str) -> str:
+    """Return the counters that are not zero, and the sum, on one line."""
+    words = (bounded.value(path) or "").split()
+    told = [
+        "{0} {1}".format(name, count)
+        for name, count in zip(words[::2], words[1::2])
+        if count != "0" or name.startswith("TOTAL")
+    ]
+    return " ".join(told) or "absent"
 
 
 def iommu(root: str) -> str:
@@ -214,6 +234,15 @@ def nvidia_libraries(root: str) -> str:
         for name in ("libnvidia-ml.so.*", "libcuda.so.*"):
             found.update(glob.glob(os.path.join(root, folder, name)))
     return "".join(path + "\n" for path in sorted(found))
+
+
+def nvidia_devices(root: str) -> str:
+    """Return the NVIDIA device nodes, one path a line. No line at all means: read, and there is none."""
+    folder = os.path.join(root, "dev")
+    if not os.path.isdir(folder):
+        raise NotHereError("{0} is not there".format(folder))
+    names = [name for name in os.listdir(folder) if name.startswith("nvidia") and name != "nvidia-caps"]
+    return "".join("/dev/{0}\n".format(name) for name in sorted(names))
 
 
 def dpkg(root: str) -> str:
@@ -388,6 +417,7 @@ PROBES = {
         boot,
         kernels,
         nvidia_libraries,
+        nvidia_devices,
         dpkg,
         services,
         qm_pending,

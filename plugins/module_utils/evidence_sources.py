@@ -45,12 +45,20 @@ SOURCES: tuple[dict[str, Any], ...] = (
     {"source": "os_release", "kind": "file", "path": "/etc/os-release"},
     {"source": "uname", "kind": "command", "argv": ["uname", "-a"]},
     {"source": "dmi", "kind": "probe", "probe": "dmi"},
+    {"source": "systemctl.version", "kind": "command", "argv": ["systemctl", "--version"]},
+    {
+        "source": "clocksource",
+        "kind": "files",
+        "path": "/sys/devices/system/clocksource/clocksource0/[ac]*_clocksource",
+    },
     {"source": "net.cards", "kind": "probe", "probe": "net_cards"},
     {"source": "proc.stat", "kind": "probe", "probe": "cpu_time"},
     {"source": "memory", "kind": "probe", "probe": "memory"},
     # --- PCI and IOMMU
     {"source": "sysfs.pci", "kind": "probe", "probe": "pci"},
     {"source": "sysfs.iommu", "kind": "probe", "probe": "iommu"},
+    {"source": "proc.iomem", "kind": "file", "path": "/proc/iomem"},
+    {"source": "proc.interrupts", "kind": "probe", "probe": "interrupts"},
     {"source": "lspci.vvv", "kind": "command", "argv": ["lspci", "-Dvvvnn"]},
     # --- kernel and boot
     {"source": "kernel_log", "kind": "probe", "probe": "kernel_log"},
@@ -64,7 +72,10 @@ SOURCES: tuple[dict[str, Any], ...] = (
         "where": "proxmox",
     },
     {"source": "modprobe.d", "kind": "files", "path": "/etc/modprobe.d/*.conf"},
+    {"source": "modprobe.d@lib", "kind": "files", "path": "/usr/lib/modprobe.d/*.conf"},
     {"source": "modules_load.d", "kind": "files", "path": "/etc/modules-load.d/*.conf"},
+    {"source": "module_parameters", "kind": "probe", "probe": "module_parameters"},
+    {"source": "initramfs", "kind": "probe", "probe": "initramfs"},
     {"source": "lockdown", "kind": "file", "path": "/sys/kernel/security/lockdown"},
     {"source": "kernels", "kind": "probe", "probe": "kernels"},
     # --- NVIDIA driver
@@ -84,6 +95,19 @@ SOURCES: tuple[dict[str, Any], ...] = (
         "path": "/proc/driver/nvidia/gpus/*/information",
         "where": "gpu",
     },
+    {
+        "source": "proc.driver.nvidia.power",
+        "kind": "files",
+        "path": "/proc/driver/nvidia/gpus/*/power",
+        "where": "gpu",
+    },
+    {
+        "source": "nvidia_uvm.parameters",
+        "kind": "files",
+        "path": "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm",
+        "where": "gpu",
+    },
+    {"source": "nvidia_devices", "kind": "probe", "probe": "nvidia_devices", "where": "gpu"},
     {"source": "modinfo.nvidia", "kind": "command", "argv": ["modinfo", "nvidia"], "where": "gpu"},
     {"source": "nvidia_libraries", "kind": "probe", "probe": "nvidia_libraries"},
     {"source": "dkms.status", "kind": "command", "argv": ["dkms", "status"]},
@@ -94,6 +118,18 @@ SOURCES: tuple[dict[str, Any], ...] = (
         "source": "systemctl.fabricmanager",
         "kind": "command",
         "argv": ["systemctl", "status", "--no-pager", "--lines=20", "nvidia-fabricmanager"],
+        "where": "gpu",
+    },
+    {
+        "source": "systemctl.nvidia_units",
+        "kind": "command",
+        "argv": [
+            "systemctl",
+            "show",
+            "--property=Id,LoadState,ActiveState,UnitFileState",
+            "nvidia-persistenced.service",
+            "nvidia-fabricmanager.service",
+        ],
         "where": "gpu",
     },
     # --- NCCL and services
@@ -131,6 +167,8 @@ SOURCES: tuple[dict[str, Any], ...] = (
         "path": "/run/qemu-server/pci-id-reservations",
         "where": "proxmox",
     },
+    {"source": "pve.start_log", "kind": "probe", "probe": "start_logs", "where": "proxmox"},
+    {"source": "pve.qemu_binaries", "kind": "probe", "probe": "qemu_binaries", "where": "proxmox"},
     {"source": "pve.rom_files", "kind": "probe", "probe": "rom_files", "where": "proxmox"},
     # --- libvirt
     {
