@@ -19,6 +19,7 @@ _BUILD_CALL = re.compile(
 )
 _BAD_STATUS = re.compile(r"Bad return status for module build on kernel: (\S+)")
 _MAKE_LOG = re.compile(r"/var/lib/dkms/([^/\s]+)/([^/\s]+)/(?:build|[^/\s]+/[^/\s]+/log)/make\.log")
+_EXIT_STATUS = re.compile(r"exit status: (\d{1,3})\b")
 _BUILD_FOLDER = re.compile(r"/var/lib/dkms/[^/\s]+/[^/\s]+/build/")
 _LOG_HEAD = re.compile(r"DKMS make\.log for (.+)-(\d[\w.+~]*) for kernel (\S+)")
 _AUTOINSTALL = re.compile(r"dkms autoinstall on (\S+?)/\S+ failed for ([\w.-]+)\(\d+\)")
@@ -67,7 +68,19 @@ def failures(text: str) -> tuple[DkmsState, ...]:
         module = automatic[2]
     kernels = (head and head[3], bad and bad[1], call and call[3], automatic and automatic[1])
     kernel = next((name for name in kernels if name), "")
-    return (*states, DkmsState(module, version, kernel, "failed", _first_cause(rows)))
+    status_ = _EXIT_STATUS.search(clean)
+    return (
+        *states,
+        DkmsState(
+            module,
+            version,
+            kernel,
+            "failed",
+            _first_cause(rows),
+            exit_status=int(status_[1]) if status_ else None,
+            log=log[0] if log else "",
+        ),
+    )
 
 
 def cause(text: str) -> str:

@@ -52,6 +52,21 @@ def proc_gpus(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+_POWER_PATH = re.compile(r"/proc/driver/nvidia/gpus/([0-9a-fA-F:.]+)/power")
+
+
+def runtime_d3(text: str) -> dict[str, str]:
+    """Read ``/proc/driver/nvidia/gpus/*/power``: address -> runtime D3 status, in the driver's words."""
+    found = {}
+    for path, part in files(text):
+        named = _POWER_PATH.search(path)
+        status = re.search(r"Runtime D3 status:\s*(\S.*)", part)
+        bdf = address(named[1]) if named else None
+        if bdf and status:
+            found[bdf] = status[1].strip()
+    return found
+
+
 @dataclass(frozen=True)
 class ModuleInfo:
     """What ``modinfo nvidia`` says of the module file of the running kernel."""

@@ -1,96 +1,31 @@
-"""Facts of the NVIDIA driver: how nvidia-smi answers, the GPUs, modules, packages, DKMS, NCCL's settings."""
+"""Facts of the NVIDIA driver: modules, units, device nodes, packages, DKMS, NCCL's settings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
-from ..core.evidence import Evidence
 from ..core.snapshot import (
     AptChange,
+    AptOutput,
     DkmsState,
     Driver,
+    FabricReport,
     Fact,
-    Gpu,
     Nccl,
     NvidiaSmi,
     Package,
     Setting,
 )
-from . import dkms, nvidia_query, nvidia_smi, packages
+from . import dkms, fabric, nvidia_facts, packages
 from . import driver as driver_text
-from . import gpus as gpu_list
 from . import nccl as nccl_text
 from .facts import Reading, Sources, said
-from .text import RefusedError, first_line, shorten
-
-# Any of these may say how nvidia-smi ended; the plain call comes first.
-_SMI_CALLS = tuple(f"nvidia_smi{call}" for call in ("", ".q", ".qx", ".L", ".query_gpu", ".topo_m"))
-# Failures that hold for the whole driver, whichever call met them.
-_SMI_FAILURES = ("no_driver", "version_mismatch", "unknown_error", "no_permission", "lost_gpu", "no_devices")
+from .nvidia_facts import Told
+from .text import shorten
 
 
-def smi(sources: Sources) -> Fact[NvidiaSmi]:
-    """Say how nvidia-smi answered. A failure in any call counts; versions come from the first call that names them."""
-    answers: list[tuple[Evidence, NvidiaSmi]] = []
-    for entry in sources.asked(*_SMI_CALLS):
-        plain = entry.source.split("@")[0] == "nvidia_smi"
-        try:
-            answer = nvidia_smi.answer(entry.text or (entry.reason if plain else ""), entry.rc)
-        except RefusedError:
-            # A call with other contents (a matrix, a CSV) says nothing of how the driver is.
-            continue
-        if plain or answer.state == "ok" or answer.state in _SMI_FAILURES:
-            answers.append((entry, answer))
-    if not answers:
-        return sources.missing("nvidia_smi")
-    entry, chosen = next((one for one in answers if one[1].state in _SMI_FAILURES), answers[0])
-    for _, other in answers:
-        chosen = replace(
-            chosen,
-            driver_version=chosen.driver_version or other.driver_version,
-            cuda_version=chosen.cuda_version or other.cuda_version,
-            lost=tuple(dict.fromkeys((*chosen.lost, *other.lost))),
-        )
-    excerpt = chosen.message or first_line(entry.text, r"NVIDIA-SMI \d|Driver Version|^GPU \d+: ")
-    return Fact(chosen, entry.source, excerpt)
-
-
-_GPU_READERS: tuple[tuple[str, Callable[[str], tuple[Gpu, ...]], str], ...] = (
-    ("nvidia_smi.q", nvidia_query.query_text, r"^\s*(?:GPU [0-9A-F]{4}|Product Name)"),
-    ("nvidia_smi.qx", nvidia_query.query_xml, r"<gpu id|<product_name>"),
-    ("nvidia_smi.query_gpu", nvidia_query.query_csv, r","),
-    ("nvidia_smi", nvidia_smi.table, r"\|\s*\d+\s.*[0-9A-F]{8}:"),
-    ("nvidia_smi.L", nvidia_smi.gpu_list, r"^\s*(?:GPU \d+:|MIG )"),
-)
-
-
-def gpus(sources: Sources, smi: Fact[NvidiaSmi]) -> Fact[tuple[Gpu, ...]]:
-    """Join every listing of GPUs. "No devices were found" is a listing too: an empty one."""
-    readings: list[tuple[str, tuple[Gpu, ...]]] = []
-    excerpt, refusal = "", ""
-    for source, read, telling in _GPU_READERS:
-        for entry in sources.entries(source):
-            try:
-                found = read(entry.text)
-            except RefusedError as error:
-                refusal = refusal or f"{entry.source}: {error}"
-                continue
-            if found:
-                readings.append((entry.source, found))
-                rows = [row.strip()[:200] for row in entry.text.split("\n") if re.search(telling, row)]
-                excerpt = excerpt or shorten(rows)
-    if readings:
-        return Fact(gpu_list.merge(readings), readings[0][0], excerpt)
-    if smi.value and smi.value.state == "no_devices":
-        return Fact((), smi.source, smi.excerpt)
-    if smi.value and smi.value.message:
-        return sources.missing("nvidia_smi", refusal=f"{smi.source}: {smi.value.message}")
-    return sources.missing("nvidia_smi.q", refusal=refusal)
-
-
-def driver(sources: Sources, smi: Fact[NvidiaSmi]) -> Driver:
+def driver(sources: Sources, smi: Fact[NvidiaSmi], told: Told) -> Driver:
     """Read what of the driver is loaded, on disk and in packages."""
     return Driver(
         smi=smi,
@@ -105,8 +40,81 @@ def driver(sources: Sources, smi: Fact[NvidiaSmi]) -> Driver:
         packages=_packages(sources),
         apt_history=_apt_history(sources),
         secure_boot=_secure_boot(sources),
-        fabric_manager=sources.fact(_whole_text, "systemctl.fabricmanager"),
+        fabric_manager=_fabric_manager(sources),
+        persistence_daemon=sources.fact(_persistence_daemon, "systemctl.nvidia_units"),
+        attached_gpus=told.attached,
+        processes=told.processes,
+        samples=told.samples,
+        nvlinks=nvidia_facts.nvlinks(sources),
+        device_nodes=sources.fact(_device_nodes, "nvidia_devices"),
+        uvm_hmm_disabled=sources.fact(_hmm_disabled, "nvidia_uvm.parameters"),
+        runtime_d3=sources.fact(_runtime_d3, "proc.driver.nvidia.power"),
+        not_ready=sources.fact(_not_ready, *_CUDA_OUTPUTS),
+        apt=_apt(sources),
     )
+
+
+# Outputs in which CUDA's own words may stand.
+_CUDA_OUTPUTS = ("engine.log", "nccl.log", "nccl_tests", "p2p_bandwidth_latency", "simple_p2p", "nvbandwidth")
+_NOT_READY = re.compile(r"[^\n]*\bsystem not yet initialized[^\n]*")
+_D3_PATH = re.compile(r"/gpus/([0-9a-fA-F:.]+)/power")
+
+
+def _fabric_manager(sources: Sources) -> Fact[tuple[FabricReport, ...]]:
+    found: list[FabricReport] = []
+    origin, rows = "", []
+    for entry in sources.asked("systemctl.fabricmanager"):
+        reports = fabric.reports(entry.text, entry.source)
+        if reports:
+            origin = origin or entry.source
+            found.extend(reports)
+            rows += [row.strip()[:300] for row in entry.text.split("\n") if re.search("abric ?manager", row)]
+    for entry in sources.entries("systemctl.nvidia_units"):
+        state = fabric.unit_states(entry.stdout).get("nvidia-fabricmanager")
+        if state and not any(one.state for one in found):
+            origin = origin or entry.source
+            found.append(FabricReport(state=state, source=entry.source))
+            rows.append(f"nvidia-fabricmanager: {state}")
+    if not found:
+        return sources.missing("systemctl.fabricmanager")
+    return Fact(tuple(found), origin, shorten(rows))
+
+
+def _persistence_daemon(text: str) -> Reading[str]:
+    state = fabric.unit_states(text).get("nvidia-persistenced")
+    return (state, f"nvidia-persistenced: {state}") if state else None
+
+
+def _device_nodes(text: str) -> Reading[tuple[str, ...]]:
+    names = tuple(row.split()[-1].removeprefix("/dev/") for row in text.split("\n") if row.strip())
+    return names, shorten(list(names)) or "(none)"
+
+
+def _hmm_disabled(text: str) -> Reading[bool]:
+    found = re.search(r"uvm_disable_hmm <==\s*([YN01])\b", text)
+    return (found[1] in "Y1", f"uvm_disable_hmm: {found[1]}") if found else None
+
+
+def _runtime_d3(text: str) -> Reading[Mapping[str, str]]:
+    states = driver_text.runtime_d3(text)
+    return (states, shorten([f"{bdf}: Runtime D3 {state}" for bdf, state in states.items()])) if states else None
+
+
+def _not_ready(text: str) -> Reading[str]:
+    found = _NOT_READY.search(text) if "system not yet initialized" in text else None
+    return (found[0].strip()[-300:], found[0].strip()[-300:]) if found else None
+
+
+def _apt(sources: Sources) -> Fact[tuple[AptOutput, ...]]:
+    found: list[AptOutput] = []
+    origin, rows = "", []
+    for entry in sources.entries("apt.output"):
+        one = packages.apt_output(entry.text, entry.command)
+        if one.unmet or one.not_found or one.additional or one.removed or one.new:
+            origin = origin or entry.source
+            found.append(one)
+            rows += packages.apt_excerpt(entry.text)
+    return Fact(tuple(found), origin, shorten(rows)) if origin else sources.missing("apt.output")
 
 
 def _loaded_version(text: str) -> Reading[str]:

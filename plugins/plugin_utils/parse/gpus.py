@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ..core.snapshot import Gpu
+from ..core.snapshot import Gpu, MigInstance
 
 _CUT = "..."
 
@@ -40,9 +40,31 @@ def _join(first: Gpu, second: Gpu, source: str) -> Gpu:
     filled: dict[str, Any] = {
         one.name: getattr(second, one.name)
         for one in fields(Gpu)
-        if one.name not in ("raw", "sources") and getattr(first, one.name) in (None, "")
+        if one.name not in ("raw", "sources", "blank") and getattr(first, one.name) in (None, "", (), {})
     }
+    if first.mig_instances and second.mig_instances:
+        filled["mig_instances"] = _instances(first, second)
     if first.name.endswith(_CUT) and not second.name.endswith(_CUT) and second.name:
         filled["name"] = second.name
-    sources = tuple(dict.fromkeys([*first.sources, source]))
-    return replace(first, **filled, raw={**second.raw, **first.raw}, sources=sources)
+    joined = replace(first, **filled, raw={**second.raw, **first.raw})
+    return replace(
+        joined,
+        sources=tuple(dict.fromkeys([*first.sources, source])),
+        # What one output printed without a value, another may tell.
+        blank=frozenset(name for name in first.blank | second.blank if getattr(joined, name) in (None, "", (), {})),
+    )
+
+
+def _instances(first: Gpu, second: Gpu) -> tuple[MigInstance, ...]:
+    """Join MIG devices by their index: one output tells the profile, another the memory."""
+    others = {one.index: one for one in second.mig_instances}
+    return tuple(
+        replace(
+            one,
+            profile=one.profile or others[one.index].profile,
+            memory_total_mib=one.memory_total_mib or others[one.index].memory_total_mib,
+        )
+        if one.index in others
+        else one
+        for one in first.mig_instances
+    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from xml.parsers import expat
 
-from ..core.snapshot import Gpu
-from .nvidia_values import mode, number, value, whole
+from ..core.snapshot import Gpu, GpuProcess, GpuSample, MigInstance
+from .nvidia_values import flag, mode, number, program, seconds, value, whole
 from .text import RefusedError, address, lines
 
 _BLOCK = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
@@ -64,9 +65,72 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "pci/pci_gpu_link_info/link_widths/max_link_width",
         "pcie.link.width.max",
     ),
+    "link_gen_host_max": (
+        "PCI/GPU Link Info/PCIe Generation/Host Max",
+        "pci/pci_gpu_link_info/pcie_gen/max_host_link_gen",
+        "pcie.link.gen.hostmax",
+    ),
     "persistence": ("Persistence Mode", "persistence_mode"),
     "mig": ("MIG Mode/Current", "mig_mode/current_mig", "mig.mode.current"),
+    "mig_pending": ("MIG Mode/Pending", "mig_mode/pending_mig", "mig.mode.pending"),
     "ecc": ("ECC Mode/Current", "Ecc Mode/Current", "ecc_mode/current_ecc", "ecc.mode.current"),
+    "ecc_pending": ("ECC Mode/Pending", "Ecc Mode/Pending", "ecc_mode/pending_ecc", "ecc.mode.pending"),
+    "sram_threshold_exceeded": (
+        "ECC Errors/Aggregate/SRAM Threshold Exceeded",
+        "ecc_errors/aggregate/sram_threshold_exceeded",
+        "ecc.errors.uncorrected.aggregate.sram.thresholdExceeded",
+    ),
+    "retired_pending": (
+        "Retired Pages/Pending Page Blacklist",
+        "Retired Pages/Pending",
+        "retired_pages/pending_retirement",
+        "retired_pages/pending_blacklist",
+        "retired_pages.pending",
+    ),
+    "remap_pending": (
+        "Remapped Rows/Pending",
+        "remapped_rows/remapped_row_pending",
+        "remapped_rows.pending",
+        "Remapped Rows",
+        "remapped_rows",
+    ),
+    "remap_failed": (
+        "Remapped Rows/Remapping Failure Occurred",
+        "remapped_rows/remapped_row_failure",
+        "remapped_rows.failure",
+        "Remapped Rows",
+        "remapped_rows",
+    ),
+    "channel_repair_pending": ("ECC Errors/Channel Repair Pending", "ecc_errors/channel_repair_pending"),
+    "tpc_repair_pending": ("ECC Errors/TPC Repair Pending", "ecc_errors/tpc_repair_pending"),
+    "unrepairable_memory": ("ECC Errors/Unrepairable Memory", "ecc_errors/unrepairable_memory"),
+    "power_limit_default_w": (
+        "GPU Power Readings/Default Power Limit",
+        "Power Readings/Default Power Limit",
+        "gpu_power_readings/default_power_limit",
+        "power_readings/default_power_limit",
+        "power.default_limit",
+    ),
+    "power_limit_min_w": (
+        "GPU Power Readings/Min Power Limit",
+        "Power Readings/Min Power Limit",
+        "gpu_power_readings/min_power_limit",
+        "power_readings/min_power_limit",
+        "power.min_limit",
+    ),
+    "power_limit_max_w": (
+        "GPU Power Readings/Max Power Limit",
+        "Power Readings/Max Power Limit",
+        "gpu_power_readings/max_power_limit",
+        "power_readings/max_power_limit",
+        "power.max_limit",
+    ),
+    "sm_clock_mhz": ("Clocks/SM", "clocks/sm_clock", "clocks.current.sm", "clocks.sm"),
+    "sm_clock_max_mhz": ("Max Clocks/SM", "max_clocks/sm_clock", "clocks.max.sm"),
+    "conf_compute_mib": ("Conf Compute Protected Memory Usage/Total", "cc_protected_memory_usage/total"),
+    "fabric_state": ("Fabric/State", "fabric/state", "fabric.state"),
+    "fabric_status": ("Fabric/Status", "fabric/status", "fabric.status"),
+    "device_id": ("PCI/Device Id", "pci/pci_device_id", "pci.device_id"),
     "compute_mode": ("Compute Mode", "compute_mode"),
     "virtualization_mode": (
         "GPU Virtualization Mode/Virtualization Mode",
@@ -78,43 +142,184 @@ _PLACES: dict[str, tuple[str, ...]] = {
 }
 _RESET_REQUIRED = ("GPU Reset Status/Reset Required", "gpu_reset_status/reset_required")
 
+# Counts that a generation splits: the total where there is one, else the sum of its parts.
+_COUNTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    f"ecc_uncorrected_{span}": (
+        (
+            f"ECC Errors/{span.title()}/Double Bit/Total",
+            f"ecc_errors/{span}/double_bit/total",
+            f"ecc.errors.uncorrected.{span}.total",
+        ),
+        tuple(f"ECC Errors/{span.title()}/{part} Uncorrectable" for part in ("SRAM", "DRAM"))
+        + tuple(f"ECC Errors/{span.title()}/SRAM Uncorrectable {part}" for part in ("Parity", "SEC-DED"))
+        + tuple(
+            f"ecc_errors/{span}/{part}"
+            for part in (
+                "sram_uncorrectable",
+                "dram_uncorrectable",
+                "sram_uncorrectable_parity",
+                "sram_uncorrectable_secded",
+            )
+        ),
+    )
+    for span in ("volatile", "aggregate")
+}
+
+# Why the clocks are where they are: our word, the words of -q, the end of the name in XML and CSV, the bit of `active`
+# (nvml.h, nvmlClocksEventReasons).
+_REASONS: tuple[tuple[str, str, str, int], ...] = (
+    ("idle", "Idle", "gpu_idle", 0x1),
+    ("application_clocks", "Applications Clocks Setting", "applications_clocks_setting", 0x2),
+    ("sw_power_cap", "SW Power Cap", "sw_power_cap", 0x4),
+    ("hw_slowdown", "HW Slowdown", "hw_slowdown", 0x8),
+    ("hw_thermal", "HW Slowdown/HW Thermal Slowdown", "hw_thermal_slowdown", 0x40),
+    ("hw_power_brake", "HW Slowdown/HW Power Brake Slowdown", "hw_power_brake_slowdown", 0x80),
+    ("sync_boost", "Sync Boost", "sync_boost", 0x10),
+    ("sw_thermal", "SW Thermal Slowdown", "sw_thermal_slowdown", 0x20),
+    ("display", "Display Clock Setting", "display_clocks_setting", 0x100),
+)
+_REASON_PLACES: tuple[tuple[str, tuple[str, ...]], ...] = tuple(
+    (
+        word,
+        tuple(f"Clocks {kind} Reasons/{path}" for kind in ("Event", "Throttle") for path in {text, text.split("/")[-1]})
+        + tuple(f"clocks_{kind}_reasons/clocks_{kind}_reason_{name}" for kind in ("event", "throttle"))
+        + tuple(f"clocks_{kind}_reasons.{name}" for kind in ("event", "throttle")),
+    )
+    for word, text, name, _ in _REASONS
+)
+_REASON_MASKS = tuple(f"clocks_{kind}_reasons.active" for kind in ("event", "throttle"))
+_REASON_HEADS = tuple(f"Clocks {kind} Reasons" for kind in ("Event", "Throttle"))
+
+# Everything that anybody asks for; the rest of -q (serial numbers, board parts) is passed over.
+_WANTED = frozenset(
+    (
+        *(place for places in _PLACES.values() for place in places),
+        *(place for whole_, parts in _COUNTS.values() for place in (*whole_, *parts)),
+        *(place for _, places in _REASON_PLACES for place in places),
+        *_RESET_REQUIRED,
+        *_REASON_MASKS,
+        *_REASON_HEADS,
+    )
+)
+_WANTED_HEADS = frozenset(place.split("/")[0] for place in _WANTED)
+
+
+@dataclass(frozen=True)
+class Query:
+    """What one output of ``nvidia-smi`` told.
+
+    ``attached``: how many GPUs it says there are; it may show fewer. ``processes`` is None where it lists none of any
+    GPU, which is not the same as an empty list.
+    """
+
+    gpus: tuple[Gpu, ...]
+    attached: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    samples: tuple[GpuSample, ...] = ()
+
 
 def query_text(text: str) -> tuple[Gpu, ...]:
+    """Read the GPUs of ``nvidia-smi -q``."""
+    return read_text(text).gpus
+
+
+def read_text(text: str) -> Query:
     """Read ``nvidia-smi -q``. Its indentation is its only structure: ``Total`` stands below three headings."""
-    blocks: list[tuple[str, dict[str, str]]] = []
-    counts: list[int] = []
+    blocks: list[_Block] = []
     attached = None
-    stack: list[tuple[int, str]] = []
-    for row in lines(text):
+    block: _Block | None = None
+    rows = lines(text)
+    if rows and not text.endswith("\n") and rows[-1][-1:].isdigit():
+        # A number at the very end may be cut inside.
+        rows[-1] = rows[-1].rpartition(" : ")[0]
+    for row in rows:
         bare = row.lstrip()
-        indent = len(row) - len(bare)
-        block = _BLOCK.fullmatch(bare)
-        if block:
-            blocks.append((block[1], {}))
-            counts.append(0)
-            stack = []
-            continue
-        name, given = _name_and_value(bare)
-        if not blocks:
-            attached = whole(given) if name == "Attached GPUs" else attached
-            continue
-        while stack and stack[-1][0] >= indent:
-            stack.pop()
-        if given is None:
-            counts[-1] += bare == "MIG Device"
-            stack.append((indent, name))
-        else:
-            path = "/".join([*(heading for _, heading in stack), name])
-            blocks[-1][1].setdefault(path, given)
-            # A heading may carry a value of its own ("Clocks Event Reasons : N/A") and still have lines below it.
-            stack.append((indent, name))
+        if bare.startswith("GPU ") and (found := _BLOCK.fullmatch(bare)):
+            block = _Block(found[1])
+            blocks.append(block)
+        elif block is not None:
+            block.take(bare, len(row) - len(bare))
+        elif bare.startswith("Attached GPUs"):
+            attached = whole(_name_and_value(bare)[1])
     if not blocks:
         raise RefusedError("holds no block of a GPU (`GPU 00000000:01:00.0`)")
     numbered = attached == len(blocks)
-    return tuple(
-        _gpu(raw, bus_id=bus, index=index if numbered else None, mig_devices=counts[index] or None)
-        for index, (bus, raw) in enumerate(blocks)
+    gpus = tuple(
+        _gpu(one.raw, one.bus, index if numbered else None, one.mig_instances()) for index, one in enumerate(blocks)
     )
+    listed = [one for one in blocks if one.processes is not None]
+    held = (_process(one.bus, told, _TEXT_NAMES) for one in listed for told in one.processes or ())
+    return Query(gpus, attached, tuple(process for process in held if process) if listed else None)
+
+
+class _Block:
+    """Collects what ``-q`` says of one GPU."""
+
+    def __init__(self, bus: str) -> None:
+        self.bus = bus
+        self.raw: dict[str, str] = {}
+        self.processes: list[dict[str, str]] | None = None
+        self._mig: list[dict[str, str]] = []
+        self._stack: list[tuple[int, str]] = []
+        self._skip_from: int | None = None
+        self._owner: list[dict[str, str]] | None = None
+        self._owner_indent = 0
+
+    def take(self, bare: str, indent: int) -> None:
+        if not bare:
+            return
+        if self._skip_from is not None:
+            if indent > self._skip_from:
+                return
+            self._skip_from = None
+        name, given = _name_and_value(bare)
+        if self._owner is not None:
+            if indent > self._owner_indent:
+                self._take_owned(name, given)
+                return
+            self._owner = None
+        stack = self._stack
+        while stack and stack[-1][0] >= indent:
+            stack.pop()
+        if not stack and name not in _WANTED_HEADS:
+            if not self._is_list(name, given, indent):
+                self._skip_from = indent
+            return
+        if given is not None:
+            path = "/".join([*(heading for _, heading in stack), name]) if stack else name
+            if path in _WANTED:
+                self.raw.setdefault(path, given)
+        # A heading may carry a value of its own ("Clocks Event Reasons : N/A") and still have lines below it.
+        stack.append((indent, name))
+
+    def _is_list(self, name: str, given: str | None, indent: int) -> bool:
+        """Whether a list starts here: the processes of this GPU, or one of its MIG devices."""
+        if name == "Processes":
+            self.processes = self.processes or []
+            self._owner = self.processes
+        elif name == "MIG Device":
+            self._mig.append({})
+            self._owner = self._mig
+        else:
+            return False
+        if given is not None:
+            self._owner = None
+        self._owner_indent = indent
+        return True
+
+    def _take_owned(self, name: str, given: str | None) -> None:
+        if self.processes is not None and self._owner is self.processes:
+            if name == "Process ID":
+                self.processes.append({})
+            if self.processes:
+                self.processes[-1].setdefault(name, given or "")
+        elif self._mig and given is not None:
+            # The framebuffer comes before BAR1, so the first Total is its.
+            self._mig[-1].setdefault(name, given)
+
+    def mig_instances(self) -> tuple[MigInstance, ...]:
+        """Return the MIG devices, in their order."""
+        return _instances(self._mig, "Index", "Total")
 
 
 def _name_and_value(bare: str) -> tuple[str, str | None]:
@@ -125,34 +330,74 @@ def _name_and_value(bare: str) -> tuple[str, str | None]:
 
 
 def query_csv(text: str) -> tuple[Gpu, ...]:
-    """Read ``nvidia-smi --query-gpu=... --format=csv`` with its header. Each cell is valid or not by itself."""
+    """Read the GPUs of ``nvidia-smi --query-gpu=... --format=csv``."""
+    return read_csv(text).gpus
+
+
+def read_csv(text: str) -> Query:
+    """Read ``nvidia-smi --query-gpu=... --format=csv`` with its header. Each cell is valid or not by itself.
+
+    A GPU that comes again (``-l 1``) gives samples; its last row counts.
+    """
     rows = list(csv.reader((row for row in lines(text) if row.strip()), skipinitialspace=True))
     start = next((at for at, row in enumerate(rows) if is_query_header(row)), None)
     if start is None:
         raise RefusedError("has no header of nvidia-smi field names (ask for `--format=csv`, not `noheader`)")
     fields = [_UNIT.sub("", cell.strip()) for cell in rows[start]]
-    gpus = []
+    gpus: dict[str, Gpu] = {}
+    times: list[tuple[str, float | None, Gpu]] = []
     for row in rows[start + 1 :]:
         if len(row) < len(fields):
             # The last cell of a row that was cut may be cut itself.
             row = row[:-1]
-        if row:
-            raw = {field: cell.strip() for field, cell in zip(fields, row, strict=False)}
-            bus_id = raw.get("pci.bus_id", raw.get("gpu_bus_id", ""))
-            gpus.append(_gpu(raw, bus_id, index=whole(raw.get("index"))))
+        if not row or is_query_header(row):
+            continue
+        raw = {field: cell.strip() for field, cell in zip(fields, row, strict=False)}
+        bus_id = raw.get("pci.bus_id", raw.get("gpu_bus_id", ""))
+        gpu = _gpu({name: cell for name, cell in raw.items() if "serial" not in name}, bus_id, whole(raw.get("index")))
+        key = gpu.bus_id or ("" if gpu.index is None else str(gpu.index)) or gpu.uuid
+        gpus[key or f"row {len(times)}"] = gpu
+        times.append((key, seconds(raw.get("timestamp")), gpu))
     if not gpus:
         raise RefusedError("has a header and no row")
-    return tuple(gpus)
+    return Query(tuple(gpus.values()), samples=_samples(times) if len(times) > len(gpus) else ())
+
+
+def _samples(rows: list[tuple[str, float | None, Gpu]]) -> tuple[GpuSample, ...]:
+    first = next((at for _, at, _ in rows if at is not None), None)
+    return tuple(
+        GpuSample(
+            key,
+            None if at is None or first is None else at - first,
+            gpu.utilization_percent,
+            gpu.power_draw_w,
+            gpu.sm_clock_mhz,
+            gpu.pstate,
+        )
+        for key, at, gpu in rows
+        if key
+    )
+
+
+_QUERY_NAMES = frozenset(place for place in _WANTED if "/" not in place and " " not in place) | {
+    "pci.bus_id",
+    "driver_version",
+    "index",
+}
 
 
 def is_query_header(cells: Iterable[str]) -> bool:
     """Whether these CSV cells are a header of ``--query-gpu``."""
     names = [_UNIT.sub("", cell.strip()) for cell in cells]
-    known = {place for places in _PLACES.values() for place in places} | {"pci.bus_id", "driver_version", "index"}
-    return len(names) > 1 and all(_FIELD.fullmatch(name) for name in names) and bool(known.intersection(names))
+    return len(names) > 1 and all(_FIELD.fullmatch(name) for name in names) and not _QUERY_NAMES.isdisjoint(names)
 
 
 def query_xml(text: str) -> tuple[Gpu, ...]:
+    """Read the GPUs of ``nvidia-smi -q -x``."""
+    return read_xml(text).gpus
+
+
+def read_xml(text: str) -> Query:
     """Read ``nvidia-smi -q -x``. A text that is cut gives what stands before the cut. No entity is ever expanded."""
     if "<!ENTITY" in text:
         raise RefusedError("declares XML entities, which nvidia-smi never does")
@@ -161,21 +406,67 @@ def query_xml(text: str) -> tuple[Gpu, ...]:
     if not reader.gpus:
         raise RefusedError("holds no <gpu> element")
     numbered = reader.attached == len(reader.gpus)
-    return tuple(
-        _gpu(raw, bus_id=bus, index=at if numbered else None, mig_devices=reader.mig_counts[at] or None)
+    gpus = tuple(
+        _gpu(raw, bus, at if numbered else None, _instances(reader.mig[at], "index", "fb_memory_usage/total"))
         for at, (bus, raw) in enumerate(reader.gpus)
+    )
+    processes = reader.processes
+    held = (_process(bus, told, _XML_NAMES) for bus, told in processes or ())
+    return Query(gpus, reader.attached, None if processes is None else tuple(process for process in held if process))
+
+
+def _instances(told: list[dict[str, str]], index_name: str, memory_name: str) -> tuple[MigInstance, ...]:
+    indexes = [whole(one.get(index_name)) for one in told]
+    return tuple(
+        MigInstance(at if index is None else index, "", whole(one.get(memory_name)))
+        for at, (index, one) in enumerate(zip(indexes, told, strict=True))
     )
 
 
+# Where the two formats name a process's pid, kind, program and memory.
+_TEXT_NAMES = ("Process ID", "Type", "Name", "Used GPU Memory")
+_XML_NAMES = ("pid", "type", "process_name", "used_memory")
+
+
+def _process(bus: str, told: Mapping[str, str], names: tuple[str, str, str, str]) -> GpuProcess | None:
+    pid, kind, name, memory = (told.get(one) for one in names)
+    number_ = whole(pid)
+    if number_ is None:
+        return None
+    return GpuProcess(address(bus) or bus, number_, value(kind) or "", program(name), whole(memory))
+
+
+def compute_apps(text: str) -> tuple[GpuProcess, ...]:
+    """Read ``nvidia-smi --query-compute-apps=... --format=csv``: the compute processes, none below a lone header."""
+    rows = list(csv.reader((row for row in lines(text) if row.strip()), skipinitialspace=True))
+    start = next((at for at, row in enumerate(rows) if "pid" in [cell.strip() for cell in row]), None)
+    if start is None:
+        raise RefusedError("has no header with pid")
+    fields = [_UNIT.sub("", cell.strip()) for cell in rows[start]]
+    found = []
+    for row in rows[start + 1 :]:
+        told = dict(zip(fields, (cell.strip() for cell in row), strict=False))
+        where = told.get("gpu_bus_id") or told.get("gpu_uuid") or ""
+        memory = told.get("used_gpu_memory", told.get("used_memory", ""))
+        made = _process(
+            where,
+            {"pid": told.get("pid", ""), "type": "C", "process_name": told.get("process_name", ""), "used": memory},
+            ("pid", "type", "process_name", "used"),
+        )
+        found += [made] if made else []
+    return tuple(found)
+
+
 class _XmlReader:
-    """Collects the text of each element below <gpu> under its path."""
+    """Collects the text of each wanted element below <gpu> under its path."""
 
     def __init__(self) -> None:
         self.gpus: list[tuple[str, dict[str, str]]] = []
-        self.mig_counts: list[int] = []
+        self.mig: list[list[dict[str, str]]] = []
+        self.processes: list[tuple[str, dict[str, str]]] | None = None
         self.attached: int | None = None
         self._path: list[str] = []
-        self._text = ""
+        self._text: list[str] = []
 
     def feed(self, text: str) -> None:
         start = text.find("<nvidia_smi_log")
@@ -194,32 +485,67 @@ class _XmlReader:
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:
         if name == "gpu" and len(self._path) == 1:
             self.gpus.append((attributes.get("id", ""), {}))
-            self.mig_counts.append(0)
-        if name == "mig_device" and self.gpus:
-            self.mig_counts[-1] += 1
+            self.mig.append([])
+        elif self.gpus and name == "mig_device":
+            self.mig[-1].append({})
+        elif self.gpus and name == "process_info":
+            self.processes = self.processes or []
+            self.processes.append((self.gpus[-1][0], {}))
         self._path.append(name)
-        self._text = ""
+        self._text.clear()
 
     def _end(self, name: str) -> None:
-        if self._path[1:2] == ["gpu"] and self.gpus and self._text.strip():
-            self.gpus[-1][1].setdefault("/".join(self._path[2:]), self._text.strip())
+        path = self._path
+        text = "".join(self._text).strip()
+        if path[1:2] == ["gpu"] and self.gpus:
+            if name == "processes" and self.processes is None:
+                self.processes = []
+            elif text:
+                self._keep(path, text)
         elif name == "attached_gpus":
-            self.attached = whole(self._text)
-        self._path.pop()
-        self._text = ""
+            self.attached = whole(text)
+        path.pop()
+        self._text.clear()
+
+    def _keep(self, path: list[str], text: str) -> None:
+        if self.processes and len(path) > 3 and path[2] == "processes":
+            self.processes[-1][1].setdefault(path[-1], text)
+        elif len(path) > 4 and path[2] == "mig_devices" and self.mig[-1]:
+            self.mig[-1][-1].setdefault("/".join(path[4:]), text)
+        elif (joined := "/".join(path[2:])) in _WANTED:
+            self.gpus[-1][1].setdefault(joined, text)
 
     def _data(self, data: str) -> None:
-        self._text += data
+        self._text.append(data)
 
 
-def _gpu(raw: Mapping[str, str], bus_id: str, index: int | None, mig_devices: int | None = None) -> Gpu:
-    def cell(field: str) -> str | None:
-        places = (raw[place] for place in _PLACES[field] if place in raw)
-        return next((given for given in map(value, places) if given is not None), None)
-
+def _gpu(raw: Mapping[str, str], bus_id: str, index: int | None, instances: tuple[MigInstance, ...] = ()) -> Gpu:
+    told: dict[str, str] = {}
+    blank = set()
+    for field, places in _PLACES.items():
+        seen = False
+        for place in places:
+            if place in raw:
+                seen = True
+                given = value(raw[place])
+                if given is not None:
+                    told[field] = given
+                    break
+        if seen and field not in told:
+            blank.add(field)
+    cell = told.get
     recovery = cell("recovery_action")
     if recovery is None and any(raw.get(place) == "Yes" for place in _RESET_REQUIRED):
         recovery = "Reset"
+    counts = {}
+    for field, (totals, parts) in _COUNTS.items():
+        counts[field], empty = _count(raw, totals, parts)
+        if empty:
+            blank.add(field)
+    reasons = _reasons(raw)
+    if not reasons and any(head in raw for head in _REASON_HEADS):
+        blank.add("clock_reasons")
+    device = (cell("device_id") or "").lower().removeprefix("0x")
     return Gpu(
         index=index,
         bus_id=address(bus_id) or "",
@@ -239,11 +565,64 @@ def _gpu(raw: Mapping[str, str], bus_id: str, index: int | None, mig_devices: in
         link_width_max=whole(cell("link_width_max")),
         persistence=mode(cell("persistence")),
         mig=mode(cell("mig")),
-        mig_devices=mig_devices,
+        mig_devices=len(instances) or None,
         ecc=mode(cell("ecc")),
         compute_mode=cell("compute_mode"),
         virtualization_mode=cell("virtualization_mode"),
         recovery_action=recovery,
         gsp_firmware=cell("gsp_firmware"),
+        device_id=device[:4] if re.fullmatch(r"[0-9a-f]{4}10de", device) else None,
+        link_gen_host_max=whole(cell("link_gen_host_max")),
+        mig_pending=mode(cell("mig_pending")),
+        mig_instances=instances,
+        ecc_pending=mode(cell("ecc_pending")),
+        ecc_uncorrected_volatile=counts["ecc_uncorrected_volatile"],
+        ecc_uncorrected_aggregate=counts["ecc_uncorrected_aggregate"],
+        sram_threshold_exceeded=flag(cell("sram_threshold_exceeded")),
+        retired_pending=flag(cell("retired_pending")),
+        remap_pending=flag(cell("remap_pending")),
+        remap_failed=flag(cell("remap_failed")),
+        channel_repair_pending=flag(cell("channel_repair_pending")),
+        tpc_repair_pending=flag(cell("tpc_repair_pending")),
+        unrepairable_memory=flag(cell("unrepairable_memory")),
+        power_limit_default_w=number(cell("power_limit_default_w")),
+        power_limit_min_w=number(cell("power_limit_min_w")),
+        power_limit_max_w=number(cell("power_limit_max_w")),
+        sm_clock_mhz=whole(cell("sm_clock_mhz")),
+        sm_clock_max_mhz=whole(cell("sm_clock_max_mhz")),
+        clock_reasons=reasons,
+        conf_compute_mib=whole(cell("conf_compute_mib")),
+        fabric_state=cell("fabric_state"),
+        fabric_status=cell("fabric_status"),
+        blank=frozenset(blank),
         raw=dict(raw),
     )
+
+
+def _count(raw: Mapping[str, str], totals: tuple[str, ...], parts: tuple[str, ...]) -> tuple[int | None, bool]:
+    """Return a count, and whether it was printed without any value."""
+    seen = False
+    for place in totals:
+        if place in raw:
+            seen = True
+            if (given := whole(raw[place])) is not None:
+                return given, False
+    found = []
+    for place in parts:
+        if place in raw:
+            seen = True
+            if (given := whole(raw[place])) is not None:
+                found.append(given)
+    return (sum(found), False) if found else (None, seen)
+
+
+def _reasons(raw: Mapping[str, str]) -> dict[str, bool]:
+    found = {}
+    for word, places in _REASON_PLACES:
+        given = next((raw[place] for place in places if place in raw), "")
+        if given in ("Active", "Not Active"):
+            found[word] = given == "Active"
+    mask = next((raw[name] for name in _REASON_MASKS if name in raw), "")
+    if not found and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", mask):
+        found = {word: bool(int(mask, 16) & bit) for word, _, _, bit in _REASONS}
+    return found

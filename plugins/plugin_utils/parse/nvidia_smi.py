@@ -1,16 +1,18 @@
-"""``nvidia-smi`` without options and with ``-L``: the banner, the failures, the table, the list."""
+"""``nvidia-smi`` without options, with ``-L`` and as ``dmon``: banner, failures, table, processes, list, samples."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..core.snapshot import Gpu, NvidiaSmi
-from .nvidia_values import mode, number, value, whole
+from ..core.snapshot import Gpu, GpuProcess, GpuSample, MigInstance, NvidiaSmi
+from .nvidia_values import mode, number, program, value, whole
 from .text import RefusedError, address, lines
 
 # Beyond this a line is no line of the table; it keeps the row patterns from long searches.
 _LONGEST_ROW = 300
+# Banner and failures stand at the start; `-q` of eight GPUs is longer.
+_HEAD_CHARACTERS = 16 * 1024
 
 _BANNER = re.compile(r"NVIDIA-SMI\s+\d[\w.]*")
 _DRIVER = re.compile(r"(?:\b(?:Driver|KMD) Version\s*:\s*|<driver_version>)([\w./]+)")
@@ -48,28 +50,28 @@ _ROW_MIG = re.compile(r"\|\s+\|\s+\|\s*(\S+)\s*\|")
 _VERSION = re.compile(r"\d+\.\d[\d.]*")
 
 
-@dataclass(frozen=True)
-class MigDevice:
-    """One MIG device of ``nvidia-smi -L``."""
-
-    profile: str
-    index: int
-
-
 def answer(text: str, rc: int | None = None) -> NvidiaSmi:
     """Say how any call of ``nvidia-smi`` ended: worked, or failed in a way that has a name."""
-    rows = lines(text)
+    rows = lines(text[:_HEAD_CHARACTERS])
     clean = "\n".join(rows)
     folded = " ".join(clean.split())
     versions = _versions(clean)
     for state, pattern in _FAILURES:
         found = pattern.search(folded)
         if found:
-            lost = tuple(hit[1] for hit in _LOST.finditer(clean)) if state == "lost_gpu" else ()
+            lost = {hit[1]: _reason(hit[2]) for hit in _LOST.finditer(clean)} if state == "lost_gpu" else {}
             library = _LIBRARY.search(folded)
             message = next((row.strip() for row in rows if found[0][:24] in row), found[0])
             version = library[1] if library else None
-            return replace(versions, state=state, rc=rc, message=message, library_version=version, lost=lost)
+            return replace(
+                versions,
+                state=state,
+                rc=rc,
+                message=message,
+                library_version=version,
+                lost=tuple(lost),
+                lost_reasons=tuple(lost.values()),
+            )
     if _NO_COMMAND.search(folded) and not _BANNER.search(clean):
         return NvidiaSmi("not_found", rc, next((row.strip() for row in rows if row.strip()), ""))
     if rc not in (None, 0):
@@ -79,6 +81,11 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
     if not (is_list or versions.driver_version or _BANNER.search(clean)):
         raise RefusedError("holds no nvidia-smi banner and no known failure text")
     return replace(versions, state="ok", rc=rc)
+
+
+def _reason(words: str) -> str:
+    """Return the reason alone: ``GPU is lost`` of ``GPU is lost.  Reboot the system to recover this GPU``."""
+    return words.partition(".")[0].strip()
 
 
 def _versions(clean: str) -> NvidiaSmi:
@@ -102,17 +109,12 @@ def gpu_list(text: str) -> tuple[Gpu, ...]:
         listed = _LISTED.match(row) if len(row) < _LONGEST_ROW else None
         if listed:
             gpus.append(Gpu(index=int(listed[1]), name=listed[2], uuid=listed[3] or "", mig_devices=None))
-        elif gpus and _LISTED_MIG.match(row):
-            gpus[-1] = replace(gpus[-1], mig="Enabled", mig_devices=(gpus[-1].mig_devices or 0) + 1)
+        elif gpus and (part := _LISTED_MIG.match(row)):
+            instances = (*gpus[-1].mig_instances, MigInstance(int(part[2]), part[1]))
+            gpus[-1] = replace(gpus[-1], mig="Enabled", mig_devices=len(instances), mig_instances=instances)
     if not gpus:
         raise RefusedError("lists no GPU")
     return tuple(gpus)
-
-
-def mig_devices(text: str) -> tuple[MigDevice, ...]:
-    """Read the MIG devices of ``nvidia-smi -L``, in order."""
-    hits = (_LISTED_MIG.match(row) for row in lines(text))
-    return tuple(MigDevice(hit[1], int(hit[2])) for hit in hits if hit)
 
 
 def table(text: str) -> tuple[Gpu, ...]:
@@ -144,8 +146,79 @@ def table(text: str) -> tuple[Gpu, ...]:
                 compute_mode=value(state[9]),
             )
         mig = _ROW_MIG.match(rows[position + 2]) if position + 2 < len(rows) else None
-        gpus.append(replace(gpu, mig=mode(mig[1]) if mig else None))
+        gpu = replace(gpu, mig=mode(mig[1]) if mig else None)
+        gpus.append(replace(gpu, blank=_blank(gpu, has_state=state is not None, has_mig=mig is not None)))
     return tuple(gpus)
+
+
+def _blank(gpu: Gpu, has_state: bool, has_mig: bool) -> frozenset[str]:
+    """Return the columns of the table that hold no value."""
+    told = ["ecc", "persistence", *(_STATE_COLUMNS if has_state else ()), *(["mig"] if has_mig else ())]
+    return frozenset(name for name in told if getattr(gpu, name) is None)
+
+
+_STATE_COLUMNS = (
+    "temperature_c",
+    "pstate",
+    "power_draw_w",
+    "power_limit_w",
+    "memory_used_mib",
+    "memory_total_mib",
+    "utilization_percent",
+    "compute_mode",
+)
+
+_PROCESSES = re.compile(r"\|\s*Processes:")
+# `|    0   N/A  N/A   3203007      C   ...ests/all_reduce_perf        788MiB |`; before R450 without GI and CI.
+_PROCESS_ROW = re.compile(
+    r"\|\s+(\d{1,3})\s+(?:(?:N/A|\d{1,3})\s+(?:N/A|\d{1,3})\s+)?(\d{1,10})\s+(C\+G|M\+C|[CGM])\s+(\S.*?)\s+"
+    r"(\d{1,9}MiB|N/A)\s*\|"
+)
+_NO_PROCESS = re.compile(r"\|\s+No running (?:compute )?processes found")
+
+
+def processes(text: str) -> tuple[GpuProcess, ...] | None:
+    """Read the box of processes below the table; None where it is not there or was cut before its first line."""
+    rows = lines(text)
+    start = next((at for at, row in enumerate(rows) if _PROCESSES.match(row)), None)
+    if start is None:
+        return None
+    found = []
+    for row in rows[start + 1 :]:
+        if len(row) > _LONGEST_ROW:
+            continue
+        if _NO_PROCESS.match(row):
+            return ()
+        hit = _PROCESS_ROW.match(row)
+        if hit:
+            found.append(GpuProcess(hit[1], int(hit[2]), hit[3], program(hit[4]), whole(hit[5])))
+    return tuple(found) or None
+
+
+def dmon(text: str) -> tuple[GpuSample, ...]:
+    """Read ``nvidia-smi dmon``: one line a GPU and second (more with ``-d``, so the times are lower bounds)."""
+    rows = [row.split() for row in lines(text) if row.strip() and len(row) < _LONGEST_ROW]
+    header = next((row[1:] for row in rows if row[:1] == ["#"] and "gpu" in row and "pwr" in row), None)
+    if header is None:
+        raise RefusedError("has no header `# gpu  pwr ...`")
+    found, turns = [], dict[str, int]()
+    for row in rows:
+        if row[0].startswith("#") or len(row) != len(header):
+            continue
+        told = dict(zip(header, row, strict=True))
+        turn = turns[told["gpu"]] = turns.get(told["gpu"], -1) + 1
+        found.append(
+            GpuSample(
+                told["gpu"],
+                float(turn),
+                whole(told.get("sm")),
+                number(told.get("pwr")),
+                whole(told.get("pclk")),
+            )
+        )
+    if not found:
+        raise RefusedError("has a header and no row")
+    return tuple(found)
 
 
 def _ecc(cell: str) -> str | None:

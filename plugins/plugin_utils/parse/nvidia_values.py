@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 # Texts that stand where a value should be. Bracketed ones ([N/A], [GPU requires reset]) are caught by their brackets.
 _NO_VALUE = frozenset(
@@ -54,3 +55,26 @@ def mode(text: str | None) -> str | None:
     """Return ``Enabled`` or ``Disabled`` for a switch however it is written, or None."""
     given = (value(text) or "").lower()
     return {"enabled": "Enabled", "on": "Enabled", "disabled": "Disabled", "off": "Disabled"}.get(given)
+
+
+def flag(text: str | None) -> str | None:
+    """Return ``Yes`` or ``No`` for a cell that says one of them (or 1 and 0, as CSV does), or None."""
+    return {"yes": "Yes", "1": "Yes", "true": "Yes", "no": "No", "0": "No", "false": "No"}.get(
+        (value(text) or "").lower()
+    )
+
+
+def program(text: str | None) -> str:
+    """Return the name of a program without its folder and without arguments, which may hold secrets; "" for none."""
+    words = (value(text) or "").split()
+    return words[0].rsplit("/", 1)[-1] if words else ""
+
+
+def seconds(text: str | None) -> float | None:
+    """Return a time stamp of a CSV (``2026/07/14 09:00:44.742``) in seconds since an arbitrary moment, or None."""
+    for form in ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S"):
+        try:
+            return (datetime.strptime((text or "").strip(), form) - datetime(2000, 1, 1)).total_seconds()
+        except ValueError:
+            continue
+    return None

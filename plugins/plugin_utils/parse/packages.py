@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from ..core.snapshot import AptChange, Package
+from ..core.snapshot import AptChange, AptOutput, Package, Unmet
 from .text import lines
 
 # desired action, status, error flag: `ii `, `hi `, `iF `, `rc `.
@@ -71,29 +70,11 @@ def _changes(action: str, rest: str) -> list[tuple[str, str, str]]:
     return changes
 
 
-@dataclass(frozen=True)
-class Unmet:
-    """One dependency that apt can't meet: ``package`` needs ``wants`` (``condition``), and gets ``instead``."""
+def apt_output(text: str, command: str = "") -> AptOutput:
+    """Read the output of ``apt install``, ``upgrade`` or ``purge``. ``*`` behind a name means purge.
 
-    package: str
-    wants: str
-    condition: str
-    instead: str
-
-
-@dataclass(frozen=True)
-class AptOutput:
-    """What a run of apt said: what it can't do, and what it would do by itself."""
-
-    unmet: tuple[Unmet, ...]
-    not_found: tuple[str, ...]
-    additional: tuple[str, ...]
-    removed: tuple[str, ...]
-    new: tuple[str, ...]
-
-
-def apt_output(text: str) -> AptOutput:
-    """Read the output of ``apt install``, ``upgrade`` or ``purge``. ``*`` behind a name means purge."""
+    ``command`` is the call, where a prompt in front of the output names it.
+    """
     unmet: list[Unmet] = []
     not_found: list[str] = []
     named: dict[str, list[str]] = {"additional": [], "REMOVED": [], "NEW": []}
@@ -117,8 +98,28 @@ def apt_output(text: str) -> AptOutput:
         if lost:
             not_found.append(lost[1])
     return AptOutput(
-        tuple(unmet), tuple(not_found), tuple(named["additional"]), tuple(named["REMOVED"]), tuple(named["NEW"])
+        command,
+        tuple(unmet),
+        tuple(not_found),
+        tuple(named["additional"]),
+        tuple(named["REMOVED"]),
+        tuple(named["NEW"]),
     )
+
+
+_TELLING = re.compile(
+    r"\s*\S+ : (?:Pre)?Depends: |E: |The following (?:NEW|additional)? ?packages will be|\s*Depends: "
+)
+
+
+def apt_excerpt(text: str) -> list[str]:
+    """Return the lines of an output of apt that say what is wrong or what it would do."""
+    rows = lines(text)
+    return [
+        row.strip()[:300]
+        for at, row in enumerate(rows)
+        if _TELLING.match(row) or (at and row[:2] == "  " and _TELLING.match(rows[at - 1]))
+    ]
 
 
 def secure_boot(mokutil: str) -> tuple[str, str] | None:
