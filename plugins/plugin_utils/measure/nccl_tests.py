@@ -216,21 +216,21 @@ def from_json(document: str) -> Measurement | None:
 
 
 def _json_row(one: Mapping[str, Any]) -> CollectiveRow | None:
-    halves = []
-    for name in ("out_of_place", "in_place"):
-        half = one.get(name)
-        if not isinstance(half, Mapping):
-            halves.append(None)
-            continue
-        values = [half.get("time", half.get("cpu_time")), half.get("alg_bw"), half.get("bus_bw")]
-        if not all(isinstance(value, int | float) for value in values):
-            return None
-        wrong = half.get("nwrong")
-        halves.append(Timing(*map(float, values), int(wrong) if isinstance(wrong, int | float) else None))
     size, count = one.get("size"), one.get("count")
     if not isinstance(size, int) or not isinstance(count, int):
         return None
-    return CollectiveRow(size, count, str(one.get("type", "")), str(one.get("redop", "")), halves[0], halves[1])
+    first, second = _json_timing(one.get("out_of_place")), _json_timing(one.get("in_place"))
+    return CollectiveRow(size, count, str(one.get("type", "")), str(one.get("redop", "")), first, second)
+
+
+def _json_timing(half: Any) -> Timing | None:
+    if not isinstance(half, Mapping):
+        return None
+    time_us, algbw, busbw = half.get("time", half.get("cpu_time")), half.get("alg_bw"), half.get("bus_bw")
+    if not (isinstance(time_us, int | float) and isinstance(algbw, int | float) and isinstance(busbw, int | float)):
+        return None
+    wrong = half.get("nwrong")
+    return Timing(time_us, algbw, busbw, int(wrong) if isinstance(wrong, int | float) else None)
 
 
 def _whole(value: Any) -> int:

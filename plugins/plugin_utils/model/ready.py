@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import engine_log
+from ..parse import engine_log
 
 Verdict = Literal["ready", "waiting", "dead", "wrong"]
 

@@ -10,7 +10,7 @@ from .text import lines
 
 _UNIT = re.compile(r"# ==> unit (\S+) <==")
 _ENVIRONMENT = re.compile(r"\s*Environment[= ](.*)")
-_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)|using nccl==(\d+\.\d+[\w.+]*)")
 _FROM_ENVIRONMENT = re.compile(r"(NCCL_[A-Z0-9_]+) set by environment to ([^\s.]+)\.?")
 
 
@@ -56,7 +56,7 @@ def _words(text: str) -> list[str]:
 def log_version(text: str) -> str | None:
     """Return the version that an NCCL log names, with its CUDA: ``2.26.5+cuda12.9``."""
     found = _VERSION.search(text)
-    return found[1] if found else None
+    return (found[1] or found[2]) if found else None
 
 
 def log_settings(text: str) -> tuple[Setting, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import engine_log
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import engine_log
 
 # Recorded from xllamacpp 2026.10.11549 under the launcher; paths shortened.
 TRUNCATED = """\
