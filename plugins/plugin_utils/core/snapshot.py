@@ -606,6 +606,8 @@ class Vm:
     reservations: Fact[Mapping[str, str]] = NOT_READ  # bdf -> id of the VM that holds it (pci-id-reservations)
     rom_files: Fact[tuple[str, ...]] = NOT_READ  # names in /usr/share/kvm
     vhost_max_mem_regions: Fact[int] = NOT_READ
+    start_logs: Fact[Mapping[str, tuple[str, ...]]] = NOT_READ  # vmid -> lines of the newest start's task log
+    qemu_replaced: Fact[Mapping[str, bool]] = NOT_READ  # vmid that runs -> QEMU's file changed since its start
     cpu_models: Fact[Mapping[str, Mapping[str, str]]] = NOT_READ  # custom-NAME -> keys of cpu-models.conf
     qemu_version: Fact[str] = NOT_READ
     pve_version: Fact[str] = NOT_READ

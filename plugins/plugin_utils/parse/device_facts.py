@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from ..core.snapshot import Approval, Fact, Iommu, KernelLog, P2pMatrix, Pci, PciFunction, Topology, unknown
+from ..core.snapshot import (
+    Approval,
+    Fact,
+    Iommu,
+    KernelLog,
+    LogLine,
+    MemoryRange,
+    P2pMatrix,
+    Pci,
+    PciFunction,
+    Topology,
+    unknown,
+)
 from . import iommu as iommu_text
-from . import lspci, pci_sysfs, pci_tree
+from . import kernel_log, lspci, pci_sysfs, pci_tree, platform
 from . import p2p as p2p_text
 from . import pci as pci_text
 from . import topology as topology_text
 from .facts import Reading, Sources
 from .text import RefusedError, shorten
+
+T = TypeVar("T")
 
 _P2P = "nvidia_smi.topo_p2p_"
 
@@ -36,14 +51,32 @@ def pci(sources: Sources) -> Pci:
             # iommu() says so; here it only means that the listing has no functions to add.
             continue
     readings = [(source, found) for source, found in readings if found]
+    unnamed = sources.fact(_unnamed, "lspci.vvv")
+    memory = sources.fact(_memory_map, "proc.iomem")
     if not readings:
         refusal = "" if not sources.entries("lspci.vvv") else "lspci.vvv names no function"
         reason = sources.missing("sysfs.pci", "lspci.vvv", refusal=refusal)
-        return Pci(functions=reason, approvals=reason)
+        return Pci(functions=reason, approvals=reason, unnamed=unnamed, memory_map=memory)
     merged = pci_text.merge({}, *(found for _, found in readings))
     source, _ = readings[0]
     functions: Fact[Mapping[str, PciFunction]] = Fact(merged, source, _excerpt(sources, source, merged))
-    return Pci(functions=functions, approvals=_approvals(sources, merged), complete=complete)
+    return Pci(
+        functions=functions,
+        approvals=_approvals(sources, merged),
+        complete=complete,
+        unnamed=unnamed,
+        memory_map=memory,
+    )
+
+
+def _unnamed(text: str) -> Reading[tuple[PciFunction, ...]]:
+    found = lspci.fragments(text)
+    return (found, shorten([row.strip() for row in text.split("\n") if row.strip()])) if found else None
+
+
+def _memory_map(text: str) -> Reading[tuple[MemoryRange, ...]]:
+    rows = [row.strip() for row in text.split("\n") if "PCI Bus" in row or "BOOTFB" in row]
+    return platform.memory_map(text), shorten(rows)
 
 
 def _excerpt(sources: Sources, source: str, functions: Mapping[str, PciFunction]) -> str:
@@ -82,7 +115,35 @@ def iommu(sources: Sources, known: Pci, log: Fact[KernelLog]) -> Iommu:
     if not groups.known:
         named = iommu_text.groups_of(functions)
         groups = Fact(named, known.functions.source, "") if named else groups
-    return Iommu(units=units, groups=groups, group_types=types, default_domain=_default_domain(log))
+    return Iommu(
+        units=units,
+        groups=groups,
+        group_types=types,
+        default_domain=_default_domain(log),
+        technology=_noted(log, kernel_log.technology, "does not name an IOMMU"),
+        interrupt_remapping=_remapping(sources, log),
+    )
+
+
+def _noted(
+    log: Fact[KernelLog], read: Callable[[Mapping[str, tuple[LogLine, ...]]], Reading[T]], absent: str
+) -> Fact[T]:
+    if log.value is None:
+        return unknown(log.reason, log.source)
+    found = read(log.value.notes)
+    return Fact(found[0], log.source, found[1]) if found else unknown(f"{log.source} {absent}", log.source)
+
+
+def _remapping(sources: Sources, log: Fact[KernelLog]) -> Fact[bool]:
+    """Interrupt chips say what is in use; the log says it only as long as its first lines are kept."""
+    for entry in sources.entries("proc.interrupts"):
+        chips = platform.interrupt_chips(entry.stdout)
+        used = [chip for chip in chips if chip.startswith("IR-")]
+        plain = [chip for chip in chips if chip.startswith(("PCI-MSI", "IO-APIC"))]
+        if used or plain:
+            shown = shorten([f"{chip} {chips[chip]}" for chip in used or plain])
+            return Fact(bool(used), entry.source, shown)
+    return _noted(log, kernel_log.remapping, "says nothing of interrupt remapping")
 
 
 def _listed_groups(sources: Sources) -> Fact[Mapping[str, tuple[str, ...]]] | None:

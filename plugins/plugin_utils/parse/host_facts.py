@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
 
-from ..core.snapshot import CommandLine, Cpu, Fact, Kernel, KernelLog, Machine, Memory
+from ..core.snapshot import BootTool, CommandLine, Cpu, Fact, Initramfs, Kernel, KernelLog, Machine, Memory
 from . import kernel as kernel_text
 from . import kernel_log, proxmox
 from . import machine as machine_text
 from . import memory as memory_text
+from . import platform as platform_text
 from .facts import Reading, Sources, said
 from .text import RefusedError, files, first_line, shorten
 
@@ -169,6 +170,11 @@ def kernel(sources: Sources) -> Kernel:
         installed=sources.fact(partial(_kernels, ("modules", "image")), "kernels"),
         headers=sources.fact(partial(_kernels, ("headers",)), "kernels"),
         lockdown=lockdown if lockdown.known else _lockdown_of_log(log) or lockdown,
+        modules_load=sources.fact(_modules_load, "modules_load.d"),
+        parameters=sources.fact(_parameters, "module_parameters"),
+        initramfs=sources.fact(_initramfs, "initramfs"),
+        boot_tool=sources.fact(_boot_tool, "proxmox_boot_tool.status"),
+        interrupt_chips=sources.fact(_interrupt_chips, "proc.interrupts"),
         clocksource=sources.fact(_clocksource, "clocksource"),
         clocksources=sources.fact(_available_clocksources, "clocksource"),
     )
@@ -249,13 +255,35 @@ def _modules(text: str) -> Reading[Mapping[str, int]]:
 
 def _modprobe(sources: Sources) -> Fact[tuple[str, ...]]:
     entries = sources.entries("modprobe.d")
-    if sources.absent("modprobe.d"):
+    if not entries and sources.absent("modprobe.d"):
         return Fact((), "modprobe.d", sources.absent("modprobe.d"))
     if not entries:
         return sources.missing("modprobe.d")
     rows = tuple(row for entry in entries for row in kernel_text.modprobe_lines(entry.stdout))
     telling = [row for row in rows if any(word in row for word in ("nvidia", "nouveau", "nova", "vfio"))]
     return Fact(rows, entries[0].source, shorten(telling))
+
+
+def _modules_load(text: str) -> Reading[tuple[str, ...]]:
+    names = tuple(name for _, part in files(text) for name in platform_text.modules_load(part))
+    return tuple(dict.fromkeys(names)), shorten(list(dict.fromkeys(names)))
+
+
+def _parameters(text: str) -> Reading[Mapping[str, str]]:
+    return platform_text.parameters(text), text.strip()
+
+
+def _initramfs(text: str) -> Reading[Initramfs]:
+    found = platform_text.initramfs(text)
+    return found, shorten([row.strip() for row in text.split("\n") if row.strip()])
+
+
+def _boot_tool(text: str) -> Reading[BootTool]:
+    return platform_text.boot_tool(text), text.strip()
+
+
+def _interrupt_chips(text: str) -> Reading[Mapping[str, int]]:
+    return said(platform_text.interrupt_chips(text) or None, text, r"^(?:IR-)?PCI-MSI|IO-APIC")
 
 
 def _kernels(marks: tuple[str, ...], text: str) -> Reading[tuple[str, ...]]:

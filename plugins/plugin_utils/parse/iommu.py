@@ -79,7 +79,7 @@ def listing(text: str) -> IommuReading:
 
 def default_domain(log: KernelLog) -> tuple[str, str] | None:
     """Return (``Translated`` or ``Passthrough``, the line). Printed with ``iommu=off`` too: no proof by itself."""
-    for line in reversed(log.lines):
+    for line in reversed(log.notes.get("default_domain", ())):
         found = _DEFAULT_DOMAIN.search(line.text)
         if found:
             return found[1].capitalize(), line.text

@@ -392,7 +392,7 @@ def remapping(notes: Mapping[str, Sequence[LogLine]]) -> tuple[bool, str] | None
 
 def technology(notes: Mapping[str, Sequence[LogLine]]) -> tuple[str, str] | None:
     """Return (AMD-Vi or DMAR, the line). AMD's driver says on Intel machines that it has nothing to do there."""
-    for line in notes.get("iommu", ()):
+    for line in (*notes.get("iommu", ()), *notes.get("remapping_on", ())):
         if "DMAR: IOMMU enabled" in line.text:
             return "DMAR", line.text
         if "AMD-Vi: " in line.text and "not available on this system" not in line.text:

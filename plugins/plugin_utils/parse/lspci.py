@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.snapshot import PciFunction, Region
+from ..core.snapshot import PciFunction, Region, Window
 from .text import address, lines, size_bytes, whole_number
 
 _HEADER = re.compile(r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\s+(\S.*)")
@@ -23,7 +23,24 @@ _REGION_SIZE = re.compile(r"\[size=(\w+)\]")
 _LINK = re.compile(r"Speed (\d{1,3}(?:\.\d{1,3})?)GT/s|Width x(\d{1,3})")
 _FLAG = re.compile(r"(\w+)([+-])")
 _REBAR = re.compile(r"BAR (\d): current size: (\w+), supported:(.*)")
+# The rest of a list of sizes that a terminal broke.
+_SIZES = re.compile(r"\d*[KMGTPE]?B(?: \d+[KMGTPE]B)*(?: \d{1,3}[KMGTPE]?)?|\d+[KMGTPE]B(?: .*)?")
+_ONE_SIZE = re.compile(r"\d+[KMGTPE]B")
 _SECONDARY = re.compile(r"Bus: primary=[0-9a-fA-F]+, secondary=([0-9a-fA-F]+)")
+_WINDOW = re.compile(
+    r"(?:Memory|Prefetchable memory) behind bridge: (?:([0-9a-fA-F]+)-([0-9a-fA-F]+)|None|\[disabled\])(.*)"
+)
+_PORT_TYPE = re.compile(r"Express \(v\d\) ([A-Z][A-Za-z ]+?)(?: \(Slot[+-]\))?,")
+_LANES = re.compile(r"LaneErr at lane: ([\d ]+)")
+_POWER = re.compile(r"Status: (D[0-3](?:hot|cold)?)\b")
+_PORT_TYPES = {
+    "Root Port": "root port",
+    "Upstream Port": "upstream port",
+    "Downstream Port": "downstream port",
+    "Endpoint": "endpoint",
+    "Legacy Endpoint": "legacy endpoint",
+    "Root Complex Integrated Endpoint": "integrated endpoint",
+}
 _HEX_ROW = re.compile(r"[0-9a-f]{2,3}: ((?:[0-9a-f]{2} ?){1,16})")
 
 # Names of classes where lspci ran without -nn (pci.ids).
@@ -70,6 +87,7 @@ class Block:
     values: dict[str, Any] = field(default_factory=lambda: {"bdf": ""})
     secondary_bus: str | None = None
     capability: str = ""
+    broken: int | None = None  # the BAR whose list of sizes may go on in the next line
     keys: set[str] = field(default_factory=set)
 
     def function(self, parent: str | None = None) -> PciFunction:
@@ -95,11 +113,24 @@ def blocks(text: str) -> tuple[list[Block], list[Block]]:
         if bare == "--":
             block = None
             continue
-        if block is None or (not block.values["bdf"] and _key(bare) in block.keys & _ONCE):
+        if block is None or (not block.values["bdf"] and _repeats(block, bare)):
             block = Block()
             headless.append(block)
-        _attribute(block, bare)
+        if block.broken is not None and _SIZES.fullmatch(bare):
+            _continue_sizes(block, bare)
+        else:
+            block.broken = None
+            _attribute(block, bare)
+    if block is not None and block.broken is not None and not text.endswith("\n"):
+        # Nothing follows the list of sizes: it may be cut, and then the largest size is not known.
+        block.values["rebar"].pop(block.broken)
     return whole, [one for one in headless if one.keys]
+
+
+def _repeats(block: Block, bare: str) -> bool:
+    """Whether this line starts the next function of an excerpt without headers."""
+    rebar = _REBAR.match(bare)
+    return _key(bare) in block.keys & _ONCE or bool(rebar and int(rebar[1]) in block.values.get("rebar", {}))
 
 
 def functions(text: str) -> dict[str, PciFunction]:
@@ -178,8 +209,13 @@ def _attribute(block: Block, bare: str) -> None:
     elif bare.startswith("!!! Unknown header type 7f"):
         block.keys.add("header")
         values["off_bus"] = True
+        values["header_type"] = "7f"
+    elif key.endswith("emory behind bridge"):
+        block.keys.add(key)
+        _read_window(values, bare)
     elif key == "Capabilities":
         block.capability = bare
+        _read_capability(values, bare)
         if "<access denied>" in bare:
             block.keys.add(key)
             values["access_denied"] = True
@@ -194,13 +230,44 @@ def _attribute(block: Block, bare: str) -> None:
         if rebar:
             block.keys.add("BAR")
             values.setdefault("rebar", {})[int(rebar[1])] = (rebar[2], tuple(rebar[3].split()))
+            block.broken = int(rebar[1])
     elif key == "Bus":
         secondary = _SECONDARY.match(bare)
-        block.secondary_bus = secondary[1].lower() if secondary else block.secondary_bus
+        if secondary:
+            block.secondary_bus = secondary[1].lower()
+            values["secondary_bus"] = int(secondary[1], 16)
     else:
         dump = _HEX_ROW.fullmatch(bare) if len(bare) < _LONGEST_HEX_ROW else None
         if dump:
             values["config_hex"] = values.get("config_hex", "") + dump[1].replace(" ", "")
+
+
+def _continue_sizes(block: Block, bare: str) -> None:
+    """Put the rest of a broken list behind its start: a size itself may be broken (`16` and `GB 32GB`)."""
+    if block.broken is None:
+        return
+    current, supported = block.values["rebar"][block.broken]
+    joined = " ".join(supported) + ("" if bare[:1].isalpha() else " ") + bare
+    block.values["rebar"][block.broken] = (current, tuple(_ONE_SIZE.findall(joined)))
+
+
+def _read_window(values: dict[str, Any], bare: str) -> None:
+    found = _WINDOW.match(bare)
+    if not found:
+        return
+    name = "prefetchable_window" if bare.startswith("Prefetchable") else "window"
+    if found[1] is None or "[disabled]" in found[3]:
+        values[name] = Window(1, 0)
+    else:
+        values[name] = Window(int(found[1], 16), int(found[2], 16))
+
+
+def _read_capability(values: dict[str, Any], bare: str) -> None:
+    port = _PORT_TYPE.search(bare)
+    if port:
+        values["port_type"] = _PORT_TYPES.get(port[1], "")
+    if "] MSI: Enable" in bare or "] MSI-X: Enable" in bare:
+        values["msi"] = values.get("msi", False) or "Enable+" in bare
 
 
 def _region(bare: str) -> Region | None:
@@ -228,6 +295,7 @@ def _link(values: dict[str, Any], bare: str) -> tuple[float | None, int | None]:
             width = whole_number(found[2])
     if width == GONE_WIDTH:
         values["off_bus"] = True
+        values["link_raw_width"] = width
     return speed, width if width not in (0, GONE_WIDTH) else None
 
 
@@ -237,10 +305,37 @@ def _read_cap(values: dict[str, Any], bare: str) -> None:
 
 def _read_sta(values: dict[str, Any], bare: str) -> None:
     values["link_speed_gt"], values["link_width"] = _link(values, bare)
+    values["link_downgraded"] = "(downgraded)" in bare
 
 
 def _read_acs(values: dict[str, Any], bare: str) -> None:
     values["acs_ctl"] = {name: sign == "+" for name, sign in _FLAG.findall(bare.partition(":")[2])}
+
+
+def _read_acs_cap(values: dict[str, Any], bare: str) -> None:
+    values["acs_cap"] = {name: sign == "+" for name, sign in _FLAG.findall(bare.partition(":")[2])}
+
+
+def _read_ats(values: dict[str, Any], bare: str) -> None:
+    values["ats"] = "Enable+" in bare
+
+
+def _read_errors(values: dict[str, Any], bare: str) -> None:
+    key = _key(bare)
+    bits = tuple(f"{key}.{name}" for name, sign in _FLAG.findall(bare.partition(":")[2]) if sign == "+")
+    values["aer_status"] = (values.get("aer_status") or ()) + bits
+
+
+def _read_lanes(values: dict[str, Any], bare: str) -> None:
+    found = _LANES.search(bare)
+    values["lane_errors"] = tuple(int(lane) for lane in found[1].split()) if found else ()
+
+
+def _read_status(values: dict[str, Any], bare: str) -> None:
+    # Only power management has a line `Status: D0`; the device's own has flags.
+    found = _POWER.match(bare)
+    if found:
+        values["power_state"] = found[1]
 
 
 def _read_control(values: dict[str, Any], bare: str) -> None:
@@ -271,7 +366,13 @@ def _read_group(values: dict[str, Any], bare: str) -> None:
 _READERS: dict[str, Callable[[dict[str, Any], str], None]] = {
     "LnkCap": _read_cap,
     "LnkSta": _read_sta,
+    "ACSCap": _read_acs_cap,
     "ACSCtl": _read_acs,
+    "ATSCtl": _read_ats,
+    "UESta": _read_errors,
+    "CESta": _read_errors,
+    "LaneErrStat": _read_lanes,
+    "Status": _read_status,
     "Control": _read_control,
     "Kernel driver in use": _read_driver,
     "Kernel modules": _read_modules,

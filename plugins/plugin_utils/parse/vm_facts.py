@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..core.evidence import Evidence
 from ..core.snapshot import Fact, MappingClaim, Vm, VmConfig, unknown
-from . import kernel, libvirt, proxmox
+from . import kernel, libvirt, platform, proxmox
 from .facts import Reading, Sources, said
 from .text import RefusedError, files, shorten, whole_number
 
@@ -25,10 +25,20 @@ def vm(sources: Sources) -> Vm:
         reservations=_reservations(sources),
         rom_files=sources.fact(_rom_files, "pve.rom_files"),
         vhost_max_mem_regions=sources.fact(_regions, "vhost.max_mem_regions"),
+        start_logs=sources.fact(_start_logs, "pve.start_log"),
+        qemu_replaced=sources.fact(_replaced, "pve.qemu_binaries"),
         cpu_models=sources.fact(_cpu_models, "pve.cpu_models"),
         qemu_version=sources.fact(_qemu_version, "kvm.version", "pve.version"),
         pve_version=sources.fact(_pve_version, "pve.version"),
     )
+
+
+def _start_logs(text: str) -> Reading[Mapping[str, tuple[str, ...]]]:
+    return platform.start_logs(text), ""
+
+
+def _replaced(text: str) -> Reading[Mapping[str, bool]]:
+    return platform.replaced_binaries(text), text.strip()
 
 
 def _configs(sources: Sources) -> Fact[Mapping[str, VmConfig]]:
