@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,8 @@ from ..core.snapshot import NOT_READ, Snapshot
 # Importing a family puts its rules on the list.
 from . import driver, hygiene, hypervisor, identity, mmio, p2p, vm_config  # noqa: F401
 from .common import SECURITY_NOTES, listed
-from .machines import Home, home_of
+from .join import JoinedFleet, tie
 from .registry import RULES, Fleet, Rule, Verdict, as_finding, verdict
-
-# What a finding about a VM on the hypervisor causes in the guest that runs in it.
-_CAUSES_IN_GUEST: Mapping[str, tuple[str, ...]] = {
-    "B1": ("A2", "D1", "D4", "D5"),
-    "B2": ("A2", "D1", "D4", "D5"),
-    "B3": ("A2",),
-    "B5": ("A5", "B11"),
-    "B6": ("A6",),
-    "B7": ("A6",),
-    "B8": ("D1", "D5"),
-    "B11": ("A5", "B11", "F1"),
-    "B12": ("A2", "D1", "D2", "D5"),
-    "D3": ("D1", "D2", "D5"),
-}
 
 _ROLE_WORDS = {"bare_metal": "bare metal", "hypervisor": "a hypervisor", "guest": "a guest"}
 _MILD = ("unknown", "info", "pass", "not_applicable")
@@ -49,16 +35,15 @@ for _id in sorted(RULES, key=rule_order):
 def judge(fleet: Fleet) -> dict[str, tuple[Finding, ...]]:
     """Return the findings of each host: causes first, then by severity and rule.
 
-    A guest's findings are tied to its hypervisor's where the fleet holds both (``common.home_of``). A rule that raises
+    A guest's findings are tied to its hypervisor's where the fleet holds both (``join.home_of``). A rule that raises
     is a bug; it becomes an ``unknown`` of its own that names the bug, so that the other rules are still heard.
     """
+    fleet = JoinedFleet(fleet)
     found = {
         host: [one for rule in RULES.values() for one in _apply(rule, snapshot, fleet)]
         for host, snapshot in fleet.items()
     }
-    for host, snapshot in fleet.items():
-        if snapshot.role.value == "guest":
-            _tie_to_home(host, snapshot, fleet, found)
+    tie(fleet, found)
     bad = {(host, one.rule) for host, findings in found.items() for one in findings if one.bad}
     return {host: order([_pruned(one, bad) for one in findings]) for host, findings in found.items()}
 
@@ -90,19 +75,6 @@ def _judged(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> list[Verdict]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         bug = f"a bug in rule {rule.id}: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
         return [verdict("unknown", f"Not judged: {rule.title}", reason=bug)]
-
-
-def _tie_to_home(guest: str, snapshot: Snapshot, fleet: Fleet, found: dict[str, list[Finding]]) -> None:
-    home = home_of(snapshot, fleet)
-    if not isinstance(home, Home) or home.host not in found:
-        return
-    subject = f"vm {home.config.vmid}"
-    found[home.host] = [
-        replace(one, explains=(*one.explains, *(f"{guest}/{rule}" for rule in _CAUSES_IN_GUEST.get(one.rule, ()))))
-        if one.bad and one.subject == subject
-        else one
-        for one in found[home.host]
-    ]
 
 
 def _pruned(finding: Finding, bad: set[tuple[str, str]]) -> Finding:

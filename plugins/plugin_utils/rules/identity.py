@@ -17,8 +17,9 @@ from .common import (
     log_lines,
     virtual_gpus,
 )
+from .join import Home, home_of
 from .knowledge import names
-from .machines import Home, gpu_lines, home_of
+from .machines import gpu_lines
 from .registry import Fleet, Verdict, rule, verdict
 
 _OTHER_HYPERVISORS = ("vmware", "xen", "amazon", "google", "microsoft", "oracle", "parallels", "bhyve")

@@ -1,4 +1,4 @@
-"""The virtual machines of a hypervisor: passed-through devices, commands to copy, and which guest runs where."""
+"""The virtual machines of a hypervisor: their passed-through devices, and commands to copy."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Passed:
 
     @property
     def name(self) -> str:
-        """Return the key of the line: hostpci0."""
-        return f"hostpci{self.line.index}"
+        """Return the key of the line: hostpci0, or the alias of a libvirt device: hostdev0."""
+        return self.line.name
 
     @property
     def display(self) -> PciFunction | None:
@@ -52,9 +52,23 @@ def passed(snapshot: Snapshot, config: VmConfig) -> tuple[Passed, ...]:
 
 
 def _resolve(snapshot: Snapshot, line: HostPci) -> Passed:
-    paths = line.paths
-    if line.mapping:
-        paths = (snapshot.vm.mappings.value or {}).get(line.mapping, ())
+    if not line.mapping:
+        return _located(snapshot, line, line.paths)
+    claims = [one for one in snapshot.vm.mapping_claims.value or () if one.mapping == line.mapping]
+    if not claims:
+        return _located(snapshot, line, (snapshot.vm.mappings.value or {}).get(line.mapping, ()))
+    # Alternatives: the VM gets the first that is free. What holds for all of them holds for the one that it gets.
+    found = [_located(snapshot, line, one.bdfs) for one in claims]
+    gpus, counts = {one.gpu for one in found}, {one.function_count for one in found}
+    return Passed(
+        line,
+        found[0].functions,
+        gpus.pop() if len(gpus) == 1 else None,
+        counts.pop() if len(counts) == 1 else None,
+    )
+
+
+def _located(snapshot: Snapshot, line: HostPci, paths: Sequence[str]) -> Passed:
     known = snapshot.pci.functions.value or {}
     functions: list[PciFunction] = []
     count: int | None = 0
@@ -64,7 +78,8 @@ def _resolve(snapshot: Snapshot, line: HostPci) -> Passed:
             functions += [known[bdf]] if bdf in known else []
             count = None if count is None else count + 1
             continue
-        slot = [known[one] for one in sorted(known) if one.rpartition(".")[0] == bdf and not known[one].physfn]
+        slot = [known[name] for name in (f"{bdf}.{one}" for one in range(8)) if name in known]
+        slot = [one for one in slot if not one.physfn]
         functions += slot
         # Two listed functions are two at least; a single one proves something only in a complete list.
         sure = snapshot.pci.complete or len(slot) > 1
@@ -112,9 +127,17 @@ def gpu_vms(snapshot: Snapshot) -> Iterator[tuple[VmConfig, tuple[Passed, ...]]]
             yield config, lines
 
 
-def config_is_whole(config: VmConfig) -> bool:
-    """Whether this is a whole file, not an excerpt: Proxmox writes an id line into each one."""
+def config_is_whole(config: VmConfig, key: str = "") -> bool:
+    """Whether this is a whole file, not an excerpt: Proxmox writes an id line into each one.
+
+    With a ``key``: whether that key would stand in what is there. A file is sorted, so one that was cut proves
+    nothing about the keys behind its last line.
+    """
+    if config.whole:
+        return True
     keys = config.settings
+    if key and not any(other > key for other in keys):
+        return False
     if any(key in keys for key in _SMALL_VM_KEYS):
         return True
     return "memory" in keys and any(_DISK_KEY.fullmatch(key) for key in keys)
@@ -122,7 +145,8 @@ def config_is_whole(config: VmConfig) -> bool:
 
 def conf_line(config: VmConfig, *keys: str) -> Excerpt:
     """Return lines of a VM's file as an excerpt; a key that is absent is said to be."""
-    lines = [config.lines.get(key, f"(no line {key}:)") for key in keys]
+    nothing = "(no element for {0})" if config.manager == "libvirt" else "(no line {0}:)"
+    lines = [config.lines.get(key) or nothing.format(key) for key in keys]
     return Excerpt(config.source or f"pve.conf.{config.vmid}", "\n".join(lines))
 
 
@@ -132,25 +156,47 @@ def vm(config: VmConfig) -> str:
 
 
 def vmid(config: VmConfig) -> str:
-    """Return the id for commands; a placeholder where the file name did not tell it."""
+    """Return the id for commands, quoted where a shell needs it; a placeholder where no file told it."""
+    if config.manager == "libvirt":
+        return shlex.quote(config.vmid)
     return config.vmid if config.vmid.isdigit() else "VMID"
 
 
-def change_vm(rule: str, config: VmConfig, *commands: str) -> tuple[str, ...]:
+def change_vm(rule: str, config: VmConfig, *commands: str, libvirt: str | Sequence[str] = ()) -> tuple[str, ...]:
     """Return commands around a change of a VM: backup first, then the new start, then the way back.
 
-    Each rule keeps a backup of its own, so that a second fix does not overwrite the first one's way back.
+    Each rule keeps a backup of its own, so that a second fix does not overwrite the first one's way back. ``libvirt``
+    says what to change in the XML of a domain, one piece of advice each; ``commands`` are for Proxmox.
     """
     number = vmid(config)
+    if config.manager == "libvirt":
+        backup = f"/root/{re.sub(r'[^A-Za-z0-9_.-]', '_', config.vmid)}.xml.before-{rule}"
+        advice = [libvirt] if isinstance(libvirt, str) else libvirt
+        return (
+            f"(umask 077; virsh dumpxml --inactive --security-info {number} > {backup})",
+            *(f"# {one}" for one in advice),
+            f"virsh edit {number}",
+            restart_vm(config),
+            f"# way back: virsh define {backup} && {restart_vm(config)}",
+        )
     conf = f"/etc/pve/qemu-server/{number}.conf"
     backup = f"/root/{number}.conf.before-{rule}"
     return (
         f"cp -a {conf} {backup}",
         *commands,
         f"qm showcmd {number} --pretty",
-        f"qm shutdown {number} && qm start {number}",
-        f"# way back: cp {backup} {conf} && qm shutdown {number} && qm start {number}",
+        restart_vm(config),
+        f"# way back: cp {backup} {conf} && {restart_vm(config)}",
     )
+
+
+def restart_vm(config: VmConfig) -> str:
+    """Return the command that gives a VM a new QEMU process."""
+    number = vmid(config)
+    if config.manager == "libvirt":
+        down = f"timeout 300 sh -c \"until virsh domstate {number} | grep -q 'shut off'; do sleep 2; done\""
+        return f"virsh shutdown {number} && {down} && virsh start {number}"
+    return f"qm shutdown {number} && qm start {number}"
 
 
 def without_option(raw: str, *names: str) -> str:
@@ -194,7 +240,7 @@ class DeviceSet:
     value: str
 
 
-_DEVICE_SET = re.compile(r"device\.hostpci(\d+)(\.\d+)?\.([^=]+)=(.*)")
+_DEVICE_SET = re.compile(r"device\.(?:hostpci|hostdev)(\d+)(\.\d+)?\.([^=]+)=(.*)")
 CLIQUE = "x-nv-gpudirect-clique"
 
 
@@ -278,49 +324,3 @@ def absent(config: VmConfig, key: str, what: str) -> Verdict:
 def display_functions(lines: Sequence[Passed]) -> list[PciFunction]:
     """Return the GPU functions of these lines, as far as they are known."""
     return [one.display for one in lines if one.display is not None]
-
-
-# --- a guest and its hypervisor -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Home:
-    """Where a guest runs: the host name of its hypervisor, and its VM there."""
-
-    host: str
-    config: VmConfig
-
-
-def home_of(guest: Snapshot, fleet: Fleet) -> Home | str:
-    """Return the hypervisor and VM of a guest, or why they are not known.
-
-    The SMBIOS uuid decides. Without it, a single hypervisor with a single VM that has GPUs is taken.
-    """
-    hypervisors = [one for one in fleet.values() if one.vm.configs.known and one.host != guest.host]
-    if not hypervisors:
-        return "its hypervisor is not among the audited hosts"
-    uuid = (guest.machine.smbios_uuid.value or "").lower()
-    if uuid:
-        for host in hypervisors:
-            for config in (host.vm.configs.value or {}).values():
-                if (config.option("smbios1", "uuid") or "").lower() == uuid:
-                    return Home(host.host, config)
-    guests = [one for one in fleet.values() if one.role.value == "guest"]
-    machines = [(host, config) for host in hypervisors for config, _ in gpu_vms(host)]
-    if len(machines) != 1 or len(guests) > 1:
-        return "no audited hypervisor has a VM with this guest's SMBIOS uuid"
-    host, config = machines[0]
-    other = config.option("smbios1", "uuid")
-    if uuid and other and other.lower() != uuid:
-        return f"VM {config.vmid} of {host.host} has another SMBIOS uuid"
-    return Home(host.host, config)
-
-
-def guest_of(hypervisor: Snapshot, config: VmConfig, fleet: Fleet) -> Snapshot | None:
-    """Return the audited guest that runs in this VM, where there is one."""
-    for snapshot in fleet.values():
-        if snapshot.role.value == "guest":
-            home = home_of(snapshot, fleet)
-            if isinstance(home, Home) and home.host == hypervisor.host and home.config.vmid == config.vmid:
-                return snapshot
-    return None

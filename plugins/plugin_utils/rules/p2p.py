@@ -10,11 +10,11 @@ from typing import Any
 from ..core.finding import RUNG_CLAIMED, Excerpt, Fix, Gain
 from ..core.snapshot import Approval, Fact, Setting, Snapshot, VmConfig
 from .common import MENLO_GAIN, RISK_STOP, SECURITY_NOTES, gpu_count, listed, stop_risk, virtual_gpus
+from .join import Home, home_of
 from .knowledge import gpu_model, gpu_model_by_name, names, number, version, version_text, version_tuple
 from .machines import (
     CLIQUE,
     DeviceSet,
-    Home,
     Passed,
     change_vm,
     conf_line,
@@ -23,7 +23,6 @@ from .machines import (
     dotted,
     each_vm,
     gpu_lines,
-    home_of,
     runs_as_asked,
     vm,
     vm_arguments,

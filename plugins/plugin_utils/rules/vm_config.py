@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import Snapshot, VmConfig
 from .common import MENLO_GAIN, RISK_STOP, listed, stop_risk
+from .join import guest_of
 from .knowledge import names
 from .machines import (
     CLIQUE,
@@ -22,7 +23,6 @@ from .machines import (
     display_functions,
     dotted,
     each_vm,
-    guest_of,
     hides_kvm,
     peers_wanted,
     reports_host_cpu,
