@@ -119,11 +119,14 @@ def blocks(text: str) -> tuple[list[Block], list[Block]]:
         if block.broken is not None and _SIZES.fullmatch(bare):
             _continue_sizes(block, bare)
         else:
-            block.broken = None
+            _settle_sizes(block)
             _attribute(block, bare)
-    if block is not None and block.broken is not None and not text.endswith("\n"):
-        # Nothing follows the list of sizes: it may be cut, and then the largest size is not known.
-        block.values["rebar"].pop(block.broken)
+    if block is not None:
+        if block.broken is not None and not text.endswith("\n"):
+            # Nothing follows the list of sizes: it may be cut, and then the largest size is not known.
+            block.values["rebar"].pop(block.broken)
+        else:
+            _settle_sizes(block)
     return whole, [one for one in headless if one.keys]
 
 
@@ -249,6 +252,16 @@ def _continue_sizes(block: Block, bare: str) -> None:
     current, supported = block.values["rebar"][block.broken]
     joined = " ".join(supported) + ("" if bare[:1].isalpha() else " ") + bare
     block.values["rebar"][block.broken] = (current, tuple(_ONE_SIZE.findall(joined)))
+
+
+def _settle_sizes(block: Block) -> None:
+    """Drop a list of sizes that was cut within one."""
+    if block.broken is None:
+        return
+    _, supported = block.values["rebar"][block.broken]
+    if not supported or not all(_ONE_SIZE.fullmatch(size) for size in supported):
+        block.values["rebar"].pop(block.broken)
+    block.broken = None
 
 
 def _read_window(values: dict[str, Any], bare: str) -> None:
