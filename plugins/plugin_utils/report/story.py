@@ -273,7 +273,7 @@ def total_text(story: Story) -> str:
     return f"{hosts}: {counts['fail']} failed, {counts['warn']} warning{'' if counts['warn'] == 1 else 's'}"
 
 
-def unknown_reasons(findings: Sequence[Finding]) -> list[tuple[str, tuple[str, ...]]]:
+def reasons_of(findings: Sequence[Finding]) -> list[tuple[str, tuple[str, ...]]]:
     """Return why findings are unknown or not applicable, each reason with its rules, the most frequent first."""
     found: dict[str, list[str]] = {}
     for one in findings:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..core.finding import RUNGS, Finding
-from ..core.snapshot import Snapshot
-from ..rules.common import gpu_count
-from ..rules.peers import path_state
+from ..rules.drift import Aspect, Drift, Share
 from ..rules.registry import Fleet
-from .facts import gpus
+from .story import (
+    RESTARTS,
+    STATE_WORDS,
+    Cause,
+    HostStory,
+    Story,
+    clean,
+    label,
+    paths_text,
+    reasons_of,
+    rung_text,
+    tell,
+    total_text,
+)
 
 _COLORS = {"fail": "31", "warn": "33", "unknown": "36", "info": "34", "pass": "32", "not_applicable": "2", "head": "1"}
-_ROLES = {"bare_metal": "bare metal", "hypervisor": "hypervisor", "guest": "guest"}
-_STATE_WORDS = {"not_applicable": "n/a"}
-_RESTARTS = {
-    "none": "no restart",
-    "service": "restart of the service",
-    "vm_stop_start": "stop and start of the VM",
-    "reboot": "reboot",
-}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MIN_WIDTH = 40
+# Without -v. A screen of the terminals that servers are looked at with has about 40 lines.
+_SCREEN_LINES = 40
+_FRAME_LINES = 14  # heads, counts, total
+_FEWEST_LINES = 8
+_MOST_BLOCKS = 4  # hosts that are told one by one; more get a line each
+_MOST_EFFECTS = 6
+_MOST_CAUSES = 12
+_MOST_ROWS = 3
+_MOST_DIFFERENCES = 8
+_MOST_STEPS = 6  # of the first cause; a longer fix needs -v
+_NAME_WIDTH = 24
 
 
 class _Page:
@@ -71,11 +83,6 @@ class _Page:
             self.lines.append("")
 
 
-def clean(text: str) -> str:
-    """Return text without control characters: evidence is input, and must not drive the terminal."""
-    return _CONTROL.sub("?", text.replace("\t", " "))
-
-
 def render(
     fleet: Fleet,
     findings: Mapping[str, Sequence[Finding]],
@@ -85,156 +92,141 @@ def render(
 ) -> str:
     """Return the audit as text. ``width``: columns that no line exceeds, except a command to copy."""
     page = _Page(width, color)
-    every = {host: tuple(findings.get(host, ())) for host in fleet}
-    causes = _causes(every)
-    for host in _hosts(every):
-        page.gap()
-        _head(page, fleet[host])
-        _bad(page, host, every, causes, verbose)
-        if verbose:
-            _mild(page, every[host])
-        _counts(page, every[host], verbose)
-        for name in fleet[host].unrecognised:
-            page.text(name, lead="  not recognised: ", hang=4)
+    story = tell(fleet, findings)
+    if verbose:
+        for host in story.hosts:
+            _whole_host(page, host)
+    elif len(story.hosts) <= _MOST_BLOCKS:
+        room = max((_SCREEN_LINES - _FRAME_LINES) // max(len(story.hosts), 1), _FEWEST_LINES)
+        for host in story.hosts:
+            _short_host(page, host, room)
+    else:
+        _fleet(page, story)
+    _drift(page, story.drift, verbose)
     page.gap()
-    _total(page, every)
+    page.text(total_text(story))
     return "\n".join(page.lines) + "\n"
 
 
-def _hosts(findings: Mapping[str, Sequence[Finding]]) -> list[str]:
-    """Return the hosts: those that cause another's trouble first, then by name."""
-    causing = {host for host, ones in findings.items() if any("/" in name for one in ones for name in one.explains)}
-    return sorted(findings, key=lambda host: (host not in causing, host))
+# --- one host -------------------------------------------------------------------------------------------------------
 
 
-def _causes(findings: Mapping[str, Sequence[Finding]]) -> dict[tuple[str, str], list[Finding]]:
-    """Return which findings explain a rule of a host, by (host, rule)."""
-    found: dict[tuple[str, str], list[Finding]] = {}
-    for host, ones in findings.items():
-        for one in ones:
-            for name in one.explains:
-                other, _, rule = name.rpartition("/")
-                found.setdefault((other or host, rule), []).append(one)
-    return found
-
-
-def _head(page: _Page, snapshot: Snapshot) -> None:
-    role = snapshot.role
-    said = role.excerpt.splitlines()[:1]
-    how = f" ({': '.join([role.source, *(clean(row)[:60] for row in said)])})" if role.known and role.source else ""
-    what = _ROLES.get(str(role.value), "role not known") + (how if role.known else f": {role.reason or 'not read'}")
-    page.text(what, first=f"{clean(snapshot.host)}  ", kind="head", hang=2)
-    rows = gpus(snapshot)
-    names = [str(row["name"] or row["pci_id"] or "GPU of unknown model") for row in rows]
-    counted = [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)]
-    count = gpu_count(snapshot)
-    if counted:
-        sure = "" if count.known else " (perhaps more: the list is a part)"
-        page.text(", ".join(counted) + sure, lead="  GPUs    ")
-    else:
-        page.text(
-            "none" if count.value == 0 else "not known" if not count.value else str(count.value), lead="  GPUs    "
-        )
-    driver = snapshot.driver
-    if role.value != "hypervisor" or driver.loaded_version.known:
-        page.text(_driver(snapshot), lead="  driver  ")
-    state = path_state(snapshot, count.value)
-    if role.value != "hypervisor" and state.state != "single":
-        rung = f" [rung {state.rung}: {RUNGS[state.rung]}]" if state.rung is not None else ""
-        page.text(f"{state.state}{rung}: {state.reason}", lead="  P2P     ")
-
-
-def _driver(snapshot: Snapshot) -> str:
-    driver = snapshot.driver
-    smi = driver.smi.value
-    version = driver.loaded_version.value or (smi.driver_version if smi else None)
-    if version:
-        flavour = f", {driver.loaded_flavour.value} modules" if driver.loaded_flavour.known else ""
-        cuda = f", CUDA {smi.cuda_version}" if smi and smi.cuda_version else ""
-        return f"{version}{flavour}{cuda}"
-    if smi is not None:
-        return f"not working ({smi.state.replace('_', ' ')})"
-    return f"not known ({driver.smi.reason or 'nvidia-smi was not run'})"
-
-
-def _bad(
-    page: _Page,
-    host: str,
-    findings: Mapping[str, Sequence[Finding]],
-    causes: Mapping[tuple[str, str], Sequence[Finding]],
-    verbose: bool,
-) -> None:
-    bad = [one for one in findings[host] if one.bad]
-    for one in bad:
-        reasons = [cause for cause in causes.get((host, one.rule), ()) if cause.rule != one.rule or cause.host != host]
-        if verbose:
-            page.gap()
-            _full(page, one, reasons)
-            continue
-        if reasons and not _in_circle(one, reasons):
-            continue  # shown below its cause, here or on the host of the cause
-        _short(page, one)
-        _explained(page, one, findings, {one.key})
-    if not verbose:
-        _caused_elsewhere(page, host, bad, causes)
-
-
-def _caused_elsewhere(
-    page: _Page, host: str, bad: Sequence[Finding], causes: Mapping[tuple[str, str], Sequence[Finding]]
-) -> None:
-    """Add one line for each finding of another host that is the cause of findings here."""
-    effects: dict[str, list[str]] = {}
-    for one in bad:
-        for cause in causes.get((host, one.rule), ()):
-            if cause.host != host:
-                name = f"{clean(cause.host)}: {cause.rule} {cause.title}"
-                effects[name] = list(dict.fromkeys([*effects.get(name, []), one.rule]))
-    for name, rules in effects.items():
-        page.gap()
-        page.text(f"{', '.join(rules)} of this host: the cause is on {name}", lead="  ", hang=6)
-
-
-def _in_circle(one: Finding, reasons: Sequence[Finding]) -> bool:
-    return any(cause.rule in one.explains for cause in reasons)
-
-
-def _label(one: Finding) -> str:
-    return f"{_STATE_WORDS.get(one.state, one.state).upper()} {one.severity} {one.rule}  "
-
-
-def _rung(one: Finding) -> str:
-    return f" [{RUNGS[one.rung]}]" if one.rung is not None and one.bad else ""
-
-
-def _short(page: _Page, one: Finding) -> None:
+def _head(page: _Page, host: HostStory) -> None:
     page.gap()
-    page.text(one.title + _rung(one), lead="  ", hang=6, first=_label(one), kind=one.state)
+    how = f" ({host.role_source})" if host.role_source else ""
+    page.text(host.role + how, first=f"{clean(host.host)}  ", kind="head", hang=2)
+    page.text(host.gpus, lead="  GPUs    ")
+    if host.driver:
+        page.text(host.driver, lead="  driver  ")
+    if host.paths is not None:
+        page.text(paths_text(host.paths), lead="  P2P     ")
+
+
+def _short_host(page: _Page, host: HostStory, room: int) -> None:
+    """Add one host in about ``room`` lines of findings: the worst in full, the next in a line, the rest counted."""
+    _head(page, host)
+    left = list(host.causes)
+    blocks = [_block(page, cause, steps=at == 0) for at, cause in enumerate(left)]
+    used = 0
+    while left and used + len(blocks[0]) + len(left) - 1 <= max(room, len(blocks[0]) + 1):
+        page.gap()
+        block = blocks.pop(0)
+        left.pop(0)
+        page.lines += block
+        used += len(block) + 1
+    if left:
+        page.gap()
+        lines = max(room - used, _MOST_ROWS)
+        shown = left if len(left) <= lines else left[: lines - 1]
+        for cause in shown:
+            more = f" (explains {len(cause.effects)} more)" if cause.effects else ""
+            one = cause.finding
+            page.cut(one.title + more, lead="  ", first=f"{label(one)}  ", kind=one.state)
+        if len(shown) < len(left):
+            page.text(f"and {len(left) - len(shown)} more findings: -v shows them", lead="  ")
+    for one, rules in host.elsewhere:
+        page.gap()
+        where = f"{clean(one.host)}: {one.rule} {one.title}"
+        page.text(f"{', '.join(rules)} of this host: the cause is on {where}", lead="  ", hang=6)
+    _unknown(page, host)
+    _counts(page, host)
+    for name in host.snapshot.unrecognised[:_MOST_ROWS]:
+        page.text(name, lead="  not recognised: ", hang=4)
+    if len(host.snapshot.unrecognised) > _MOST_ROWS:
+        page.text(f"and {len(host.snapshot.unrecognised) - _MOST_ROWS} more", lead="  not recognised: ")
+
+
+def _block(page: _Page, cause: Cause, steps: bool) -> list[str]:
+    """Return the lines of one cause: what it is, the line that says so, the fix, and what it explains."""
+    part = _Page(page.width, page.color)
+    one = cause.finding
+    part.text(one.title + rung_text(one), lead="  ", hang=6, first=f"{label(one)}  ", kind=one.state)
+    said = next((piece for piece in one.evidence if piece.excerpt.strip()), None)
+    if said is not None:
+        part.cut(said.excerpt.strip().splitlines()[0].strip(), lead=f"      {clean(said.source)}: ")
     if one.fix is not None:
-        restart = f" ({_RESTARTS[one.fix.restart]})" if one.fix.restart != "none" else ""
-        page.text(one.fix.summary + restart, lead="      fix: ", hang=11)
+        restart = f" ({RESTARTS[one.fix.restart]})" if one.fix.restart != "none" else ""
+        part.text(one.fix.summary + restart, lead="      fix: ", hang=11)
+        if steps and len(one.fix.steps) <= _MOST_STEPS:
+            for step in one.fix.steps:
+                part.command(step, "        ")
+    most = _MOST_EFFECTS if len(cause.effects) > _MOST_EFFECTS + 1 else len(cause.effects)
+    for effect in cause.effects[:most]:
+        two = effect.finding
+        where = f"{clean(two.host)}: " if two.host != one.host else ""
+        lead = " " * (4 + 2 * effect.depth) + "-> "
+        part.cut(f"{where}{two.title}", lead=lead, first=f"{label(two)}  ", kind=two.state)
+    if most < len(cause.effects):
+        part.text(f"and {len(cause.effects) - most} more", lead="      -> ")
+    return part.lines
 
 
-def _explained(
-    page: _Page, one: Finding, findings: Mapping[str, Sequence[Finding]], shown: set[str], depth: int = 1
-) -> None:
-    """Add a line for each finding that this one is the cause of, those that they cause in turn below them."""
-    for name in one.explains:
-        other, _, rule = name.rpartition("/")
-        for effect in findings.get(other or one.host, ()):
-            if effect.rule != rule or not effect.bad or effect.key in shown:
-                continue
-            shown.add(effect.key)
-            where = f"{clean(effect.host)}: " if effect.host != one.host else ""
-            page.cut(
-                f"{where}{effect.title}", lead=" " * (4 + 2 * depth) + "-> ", first=_label(effect), kind=effect.state
-            )
-            if depth < 4 and effect.host == one.host:
-                _explained(page, effect, findings, shown, depth + 1)
+def _unknown(page: _Page, host: HostStory) -> None:
+    """Add what is unknown by its reason: what to collect to know more."""
+    unknown = host.of("unknown")
+    if not unknown:
+        return
+    page.gap()
+    reasons = reasons_of(unknown)
+    shown = reasons if len(reasons) <= _MOST_ROWS else reasons[: _MOST_ROWS - 1]
+    for at, (reason, rules) in enumerate(shown):
+        lead = f"  {len(unknown)} unknown: " if at == 0 else " " * len(f"  {len(unknown)} unknown: ")
+        named = ", ".join(rules[:_MOST_EFFECTS]) + (" ..." if len(rules) > _MOST_EFFECTS else "")
+        page.cut(f"{named}: {reason}", lead=lead)
+    if len(shown) < len(reasons):
+        page.text(f"{len(reasons) - len(shown)} more reasons", lead=" " * len(f"  {len(unknown)} unknown: "))
+
+
+def _counts(page: _Page, host: HostStory) -> None:
+    counts = host.counts()
+    words = [
+        f"{counts[state]} {'not applicable' if state == 'not_applicable' else state}"
+        for state in ("pass", "info", "not_applicable")
+        if counts[state]
+    ]
+    if words:
+        if not counts["unknown"]:
+            page.gap()
+        lead = "  also: " if host.bad or counts["unknown"] else "  "
+        page.text(f"{', '.join(words)}; -v shows them", lead=lead)
+
+
+# --- one host, all of it --------------------------------------------------------------------------------------------
+
+
+def _whole_host(page: _Page, host: HostStory) -> None:
+    _head(page, host)
+    for one in host.bad:
+        page.gap()
+        _full(page, one, host.reasons.get(one.rule, ()))
+    _mild(page, host)
+    for name in host.snapshot.unrecognised:
+        page.text(name, lead="  not recognised: ", hang=4)
 
 
 def _full(page: _Page, one: Finding, reasons: Sequence[Finding]) -> None:
     subject = f" [{one.subject}]" if one.subject else ""
-    page.text(one.title + _rung(one) + subject, lead="  ", hang=6, first=_label(one), kind=one.state)
+    page.text(one.title + rung_text(one) + subject, lead="  ", hang=6, first=f"{label(one)}  ", kind=one.state)
     for cause in reasons:
         page.text(f"{cause.rule} on {cause.host}: {cause.title}", lead="      cause:    ")
     if one.reason:
@@ -249,7 +241,7 @@ def _full(page: _Page, one: Finding, reasons: Sequence[Finding]) -> None:
         gain = one.expected_gain
         page.text(f"{gain.value} {gain.unit} ({gain.source})", lead="      seen:     ")
     if one.fix is not None:
-        page.text(f"{one.fix.summary} ({_RESTARTS[one.fix.restart]})", lead="      fix:      ")
+        page.text(f"{one.fix.summary} ({RESTARTS[one.fix.restart]})", lead="      fix:      ")
         for step in one.fix.steps:
             page.command(step, "        ")
         if one.fix.risk:
@@ -259,45 +251,104 @@ def _full(page: _Page, one: Finding, reasons: Sequence[Finding]) -> None:
         page.command(one.verify, "        ")
 
 
-def _mild(page: _Page, findings: Sequence[Finding]) -> None:
+def _mild(page: _Page, host: HostStory) -> None:
     page.gap()
-    elsewhere: dict[str, list[str]] = {}
-    for one in findings:
-        if one.bad:
+    for one in host.findings:
+        if one.bad or one.state == "not_applicable":
             continue
-        if one.state == "not_applicable":
-            elsewhere.setdefault(one.reason, []).append(one.rule)
-            continue
-        label = f"{_STATE_WORDS.get(one.state, one.state)} {one.rule}  "
         why = f" ({one.reason})" if one.reason else ""
-        page.text(f"{one.title}{why}", lead="  ", hang=6, first=label, kind=one.state)
-    for reason, rules in elsewhere.items():
-        word = _STATE_WORDS.get("not_applicable", "not_applicable")
-        page.text(f"{reason}: {', '.join(dict.fromkeys(rules))}", lead="  ", hang=6, first=f"{word}  ")
+        first = f"{STATE_WORDS.get(one.state, one.state)} {one.rule}  "
+        page.text(f"{one.title}{why}", lead="  ", hang=6, first=first, kind=one.state)
+    for reason, rules in reasons_of(host.of("not_applicable")):
+        first = f"{STATE_WORDS['not_applicable']}  "
+        page.text(f"{reason}: {', '.join(rules)}", lead="  ", hang=6, first=first, kind="not_applicable")
 
 
-def _counts(page: _Page, findings: Sequence[Finding], verbose: bool) -> None:
-    counted = {
-        state: sum(one.state == state for one in findings) for state in ("pass", "info", "unknown", "not_applicable")
-    }
-    words = [
-        f"{number} {'not applicable' if state == 'not_applicable' else state}"
-        for state, number in counted.items()
-        if number
-    ]
-    if not words:
-        return
+# --- a fleet --------------------------------------------------------------------------------------------------------
+
+
+def _fleet(page: _Page, story: Story) -> None:
+    """Add the causes of all hosts, equal ones together, and one line for each host."""
+    groups: dict[tuple[str, str, str], list[Cause]] = {}
+    for cause in story.causes:
+        one = cause.finding
+        groups.setdefault((one.rule, one.state, one.severity), []).append(cause)
+    shown = list(groups.values())[:_MOST_CAUSES]
+    for causes in shown:
+        one = causes[0].finding
+        hosts = list(dict.fromkeys(clean(cause.finding.host) for cause in causes))
+        named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+        effects = sum(len(cause.effects) for cause in causes)
+        more = f" (explains {effects} more)" if effects else ""
+        page.cut(f"{named}: {one.title}{more}", first=f"{label(one)}  ", kind=one.state)
+        if one.fix is not None:
+            page.cut(f"{one.fix.summary} ({RESTARTS[one.fix.restart]})", lead="    fix: ")
+    if len(shown) < len(groups):
+        page.text(f"and {len(groups) - len(shown)} more causes: -v shows them")
     page.gap()
-    lead = "  also: " if any(one.bad for one in findings) else "  "
-    page.text(", ".join(words) + ("" if verbose else "; -v shows them"), lead=lead)
+    rows = [_row(host) for host in sorted(story.hosts, key=lambda one: (one.worst, one.host))]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        name, *cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        page.cut("  ".join(cells).rstrip(), first=f"{name}  ", kind="head")
 
 
-def _total(page: _Page, findings: Mapping[str, Sequence[Finding]]) -> None:
-    every: Iterator[Finding] = (one for ones in findings.values() for one in ones)
-    bad = [one for one in every if one.bad]
-    hosts = f"{len(findings)} host{'' if len(findings) == 1 else 's'}"
-    if not bad:
-        page.text(f"{hosts}: nothing wrong in what could be read")
-        return
-    fails = sum(one.state == "fail" for one in bad)
-    page.text(f"{hosts}: {fails} failed, {len(bad) - fails} warnings")
+def _row(host: HostStory) -> tuple[str, ...]:
+    counts = host.counts()
+    first = f", first {host.causes[0].finding.rule}" if host.causes else ""
+    verdict = f"{counts['fail']} failed, {counts['warn']} warn, {counts['unknown']} unknown{first}"
+    paths = host.paths
+    rung = f" [{RUNGS[paths.rung]}]" if paths is not None and paths.rung is not None else ""
+    return (
+        _narrow(clean(host.host), _NAME_WIDTH),
+        host.role.partition(":")[0],
+        verdict,
+        f"P2P {paths.state}{rung}" if paths is not None else "",
+        _narrow(clean(host.gpus).replace("NVIDIA ", ""), _NAME_WIDTH),
+    )
+
+
+def _narrow(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+
+
+def _drift(page: _Page, drift: Drift, verbose: bool) -> None:
+    for group in drift.groups:
+        shown = group.differences if verbose else group.differences[:_MOST_DIFFERENCES]
+        if not shown and not verbose:
+            continue
+        page.gap()
+        role = group.role.replace("_", " ")
+        page.text(f"{len(group.hosts)} hosts of one kind ({role}, {group.gpu_model})", first="drift  ", kind="head")
+        for one in shown:
+            page.text(_difference(one), lead="  ", hang=6)
+        if len(shown) < len(group.differences):
+            page.text(f"and {len(group.differences) - len(shown)} more differences: -v shows them", lead="  ")
+        if not group.differences:
+            page.text("no difference in what could be read", lead="  ")
+        if verbose and group.same:
+            page.text(", ".join(group.same), lead="  the same: ", hang=6)
+        if verbose:
+            for one in group.unknown:
+                for unread in one.unknown:
+                    page.text(f"{one.title} on {_hosts(unread.hosts)}: {unread.reason}", lead="  unknown: ", hang=6)
+        elif group.unknown:
+            page.text(", ".join(one.title for one in group.unknown), lead="  unknown on some hosts: ", hang=6)
+    if verbose:
+        for unread in drift.not_compared:
+            page.gap()
+            page.text(f"{_hosts(unread.hosts)}: {unread.reason}", lead="not compared: ", hang=4)
+
+
+def _difference(one: Aspect) -> str:
+    shares = [*([one.majority] if one.majority else []), *one.others]
+    return f"{one.title}: " + "; ".join(_share(share, share is one.majority) for share in shares)
+
+
+def _share(share: Share, most: bool) -> str:
+    return f"{share.value} on {len(share.hosts)} hosts" if most else f"{share.value} on {_hosts(share.hosts)}"
+
+
+def _hosts(names: Sequence[str]) -> str:
+    named = ", ".join(clean(name) for name in names[:_MOST_EFFECTS])
+    return f"{named} and {len(names) - _MOST_EFFECTS} more" if len(names) > _MOST_EFFECTS else named
