@@ -301,7 +301,7 @@ def read(text: str, source: str) -> EngineLog:
     rows = clean_lines(text)
     served = max((at for at, row in enumerate(rows) if _serves(row)), default=-1)
     found = cause(rows[served + 1 :])
-    if found is not None and (served >= 0 and found.kind in _OF_REQUESTS or "root cause above" in found.line):
+    if found is not None and ((served >= 0 and found.kind in _OF_REQUESTS) or "root cause above" in found.line):
         found = None
     told: dict[str, str] = {}
     ranks: set[int] = set()
