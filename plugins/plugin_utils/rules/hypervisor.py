@@ -16,15 +16,14 @@ from .common import (
     listed,
     listed_items,
     log_excerpt,
-    log_lines,
     token,
 )
 from .knowledge import version, version_text
-from .machines import Passed, gpu_vms
+from .machines import Passed
+from .passthrough import REBOOT_RISK, bridges_above, log_notes, no_passed_gpu, passed_gpus, vfio_ids
 from .registry import Fleet, Verdict, rule, verdict
 
 _OFF = ("iommu", "intel_iommu", "amd_iommu")
-_REBOOT = "Reboots the hypervisor, and with it every guest."
 
 
 def iommu_off_tokens(line: CommandLine) -> list[str]:
@@ -74,7 +73,7 @@ def set_kernel_parameters(snapshot: Snapshot, change: str) -> tuple[str, ...]:
     why="Without an IOMMU no VM gets a PCI device. A kernel message alone proves nothing: the ring buffer wraps.",
     restart="reboot",
     automation="ask",
-    risk=f"{_REBOOT} Firmware settings may have to change first.",
+    risk=f"{REBOOT_RISK} Firmware settings may have to change first.",
     verify="ls /sys/class/iommu; ls /sys/kernel/iommu_groups | wc -l",
     sources=("pve-docs qm-pci-passthrough",),
 )
@@ -153,7 +152,7 @@ def _iommu_enabled(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     ),
     restart="reboot",
     automation="ask",
-    risk=f"{_REBOOT} {SECURITY_NOTES['iommu']}",
+    risk=f"{REBOOT_RISK} {SECURITY_NOTES['iommu']}",
     verify="dmesg | grep 'Default domain type'",
     sources=("pve-docs qm-pci-passthrough",),
 )
@@ -179,45 +178,6 @@ def _iommu_mode(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
 _NOT_VIABLE = r"group (\d+) is not viable"
 
 
-def _vfio_ids(snapshot: Snapshot) -> frozenset[str]:
-    """Return the ``vendor:device`` ids that modprobe options give to vfio-pci."""
-    found: set[str] = set()
-    for line in snapshot.kernel.modprobe.value or ():
-        matched = re.match(r"options\s+vfio[-_]pci\b.*\bids=(\S+)", line)
-        if matched:
-            found |= {one.lower() for one in matched[1].split(",")}
-    command = snapshot.kernel.command_line.value
-    for key in ("vfio-pci.ids", "vfio_pci.ids"):
-        found |= {one.lower() for one in listed_items(command or CommandLine(), key)}
-    return frozenset(found)
-
-
-def _passed_gpus(snapshot: Snapshot) -> list[tuple[PciFunction, str, Passed | None]]:
-    """Return the GPUs meant for guests: those in VM files, else those named for vfio-pci. With the VM's id."""
-    found: list[tuple[PciFunction, str, Passed | None]] = []
-    for config, lines in gpu_vms(snapshot):
-        found += [(one.display, config.vmid, one) for one in lines if one.display is not None]
-    seen = {gpu.bdf for gpu, _, _ in found}
-    ids = _vfio_ids(snapshot)
-    for gpu in snapshot.pci.gpus():
-        by_driver = gpu.driver == "vfio-pci" and not snapshot.vm.configs.known
-        if gpu.bdf not in seen and (f"{gpu.vendor}:{gpu.device}" in ids or by_driver):
-            found.append((gpu, "", None))
-    return found
-
-
-def _no_passed_gpu(snapshot: Snapshot) -> Verdict:
-    """Say that no GPU is passed to a VM, or why that is not known."""
-    configs, functions = snapshot.vm.configs, snapshot.pci.functions
-    if configs.known and not list(gpu_vms(snapshot)):
-        return verdict("not_applicable", "No GPU is passed to a VM", reason="no VM has a GPU among its hostpci lines")
-    if configs.known:
-        reason = functions.reason or "the PCI functions that the hostpci lines name were not read"
-        return verdict("unknown", "The PCI functions of the passed GPUs are not known", reason=reason)
-    reason = configs.reason or "the VM configurations were not read"
-    return verdict("unknown", "Which GPUs are passed to VMs is not known", reason=reason)
-
-
 @rule(
     "C5",
     "iommu-group-isolation",
@@ -235,15 +195,15 @@ def _no_passed_gpu(snapshot: Snapshot) -> Verdict:
 )
 def _group_isolation(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     groups, functions = snapshot.iommu.groups.value or {}, snapshot.pci.functions.value or {}
-    not_viable = log_lines(snapshot, _NOT_VIABLE)
+    not_viable = [line for line in log_notes(snapshot, "not_viable") if re.search(_NOT_VIABLE, line.text)]
     for found in dict.fromkeys(re.search(_NOT_VIABLE, line.text) for line in not_viable):
         if found is not None:
             yield _not_viable(snapshot, found[1], groups.get(found[1], ()))
     if not_viable:
         return
-    gpus = _passed_gpus(snapshot)
+    gpus = passed_gpus(snapshot)
     if not gpus:
-        yield _no_passed_gpu(snapshot)
+        yield no_passed_gpu(snapshot)
         return
     owners = {one.bdf: vmid for gpu, vmid, line in gpus for one in (line.functions if line else (gpu,))}
     for gpu, vmid, _ in gpus:
@@ -267,7 +227,7 @@ def _not_viable(snapshot: Snapshot, group: str, members: Sequence[str]) -> Verdi
     return verdict(
         "fail",
         f"IOMMU group {group} is not viable: {what} must be bound to vfio-pci before the VM starts",
-        log_excerpt(snapshot, log_lines(snapshot, _NOT_VIABLE)),
+        log_excerpt(snapshot, log_notes(snapshot, "not_viable")),
         Excerpt(snapshot.iommu.groups.source or "sysfs.iommu", f"group {group}: {' '.join(members) or 'not listed'}"),
         subject=f"group {group}",
         why="Every endpoint function of the group needs vfio-pci."
@@ -345,16 +305,16 @@ def _judge_group(
     why="A GPU that a host driver holds cannot be handed to a VM, or is left in a state that the guest cannot use.",
     restart="reboot",
     automation="ask",
-    risk=f"{_REBOOT} ids= takes every card with that id, also one that the host needs: bind by address then.",
+    risk=f"{REBOOT_RISK} ids= takes every card with that id, also one that the host needs: bind by address then.",
     verify="lspci -nnk -d 10de:",
     sources=("pve-docs qm-pci-passthrough", "aikitoria/open-gpu-kernel-modules #24"),
     without_role=True,
 )
 def _vfio_bound(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-    gpus = _passed_gpus(snapshot)
-    ids = _vfio_ids(snapshot)
+    gpus = passed_gpus(snapshot)
+    ids = vfio_ids(snapshot)
     if not gpus:
-        yield _no_passed_gpu(snapshot)
+        yield no_passed_gpu(snapshot)
     for gpu, vmid, line in gpus:
         yield _judge_binding(snapshot, gpu, vmid, line, f"{gpu.vendor}:{gpu.device}" in ids)
 
@@ -472,7 +432,7 @@ def _missing_tokens(wanted: CommandLine, running: CommandLine) -> list[str]:
     ),
     restart="reboot",
     automation="ask",
-    risk=_REBOOT,
+    risk=REBOOT_RISK,
     verify="cat /proc/cmdline",
     sources=("pve-docs system-booting", "recorded Proxmox host on ZFS"),
     without_role=True,
@@ -564,13 +524,15 @@ def _one_missing(tokens: Sequence[str], line: CommandLine | None) -> bool:
     ),
     restart="reboot",
     automation="ask",
-    risk=f"{_REBOOT} {SECURITY_NOTES['acs_override']} Groups grow together again: VMs that shared one may not start.",
+    risk=(
+        f"{REBOOT_RISK} {SECURITY_NOTES['acs_override']} Groups grow together again: VMs that shared one may not start."
+    ),
     verify="dmesg | grep 'ACS overrides enabled'   # wanted: nothing",
     sources=("proxmox/pve-kernel patches",),
 )
 def _acs_override(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     line = snapshot.kernel.command_line
-    warned = log_lines(snapshot, r"ACS overrides enabled")
+    warned = log_notes(snapshot, "acs_override")
     if line.value is None and not warned:
         yield verdict("unknown", "Whether an ACS override is set is not known", reason=line.reason)
         return
@@ -602,7 +564,7 @@ def _acs_override(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
 
 
 def _gpu_groups(snapshot: Snapshot) -> Excerpt:
-    bdfs = {gpu.bdf for gpu, _, _ in _passed_gpus(snapshot)}
+    bdfs = {gpu.bdf for gpu, _, _ in passed_gpus(snapshot)}
     groups = [
         f"group {name}: {' '.join(members)}"
         for name, members in sorted((snapshot.iommu.groups.value or {}).items(), key=lambda one: one[0].zfill(6))
@@ -613,17 +575,6 @@ def _gpu_groups(snapshot: Snapshot) -> Excerpt:
 
 
 # --- C13: ACS -------------------------------------------------------------------------------------------------------
-
-
-def _bridges_above(snapshot: Snapshot, bdf: str) -> list[PciFunction] | None:
-    """Return the bridges from a function up to the root, or None where the way is not known."""
-    functions = snapshot.pci.functions.value or {}
-    way: list[PciFunction] = []
-    parent = (functions[bdf].parent if bdf in functions else None) or ""
-    while parent in functions and functions[parent] not in way:
-        way.append(functions[parent])
-        parent = functions[parent].parent or ""
-    return way or None
 
 
 @rule(
@@ -639,7 +590,7 @@ def _bridges_above(snapshot: Snapshot, bdf: str) -> list[PciFunction] | None:
     ),
     restart="reboot",
     automation="never",
-    risk=f"{_REBOOT} {SECURITY_NOTES['acs']}",
+    risk=f"{REBOOT_RISK} {SECURITY_NOTES['acs']}",
     verify="lspci -vvv | grep -E '^[0-9a-f]|ACSCtl'",
     sources=("NCCL user guide, troubleshooting", "club-3090"),
 )
@@ -655,15 +606,15 @@ def _acs_kept(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if units.known and not units.value:
         yield verdict("not_applicable", "The IOMMU is off, so no VM has a GPU", units, reason="rule C1 judges that")
         return
-    gpus = _passed_gpus(snapshot)
+    gpus = passed_gpus(snapshot)
     if not gpus:
-        yield _no_passed_gpu(snapshot)
+        yield no_passed_gpu(snapshot)
     for gpu, _, _ in gpus:
         yield _judge_acs(snapshot, gpu, disabling)
 
 
 def _judge_acs(snapshot: Snapshot, gpu: PciFunction, disabling: Sequence[str]) -> Verdict:
-    way = _bridges_above(snapshot, gpu.bdf)
+    way = bridges_above(snapshot, gpu.bdf)
     if disabling:
         return verdict(
             "fail",

@@ -20,7 +20,6 @@ from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import 
     Iommu,
     Kernel,
     KernelLog,
-    LogLine,
     Machine,
     Nccl,
     NvidiaSmi,
@@ -35,6 +34,7 @@ from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import 
     VmConfig,
     unknown,
 )
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import kernel_log
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
 
 GIB = 1 << 30
@@ -52,8 +52,10 @@ def line(text: str) -> CommandLine:
     return CommandLine(tuple((key, value if equals else None) for key, equals, value in tokens))
 
 
-def log(*texts: str) -> Fact[KernelLog]:
-    return fact(KernelLog(tuple(LogLine("[    1.000000]", text) for text in texts)), "log", "kernel_log")
+def log(*texts: str, gap_s: float = 0) -> Fact[KernelLog]:
+    """A kernel log of these messages, in this distance."""
+    rows = (f"[{1 + at * gap_s:12.6f}] {text}" for at, text in enumerate(texts))
+    return fact(kernel_log.parse("\n".join(rows)), "log", "kernel_log")
 
 
 def snapshot(role: str | None = "bare_metal", host: str = "host", **parts: Any) -> Snapshot:
