@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import read_stream
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import SEVERITIES, Finding, Severity
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, snapshot
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, terminal
@@ -99,9 +100,13 @@ def _make(place: Path) -> None:
 
 
 def _report(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
-    stdin = sys.stdin.buffer.read().decode("utf-8", errors="replace") if Path("-") in paths else None
+    stdin = read_stream(sys.stdin.buffer) if Path("-") in paths else None
     files = [path for path in paths if path != Path("-")]
-    fleet = {one.host: snapshot.build(one) for one in intake.read(files, stdin)}
+    problems: list[str] = []
+    # One host at a time: of ten thousand snapshots only what was read from them is kept, not their text.
+    fleet = {one.host: snapshot.build(one) for one in intake.hosts(files, stdin, problems)}
+    for problem in problems:
+        output.say(f"peerlane: {problem}")
     findings = engine.judge(fleet)
     if arguments.format == "json":
         now = datetime.now(UTC).isoformat(timespec="seconds")

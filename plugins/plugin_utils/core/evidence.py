@@ -7,12 +7,15 @@ or write one by hand. Text that was pasted without a manifest becomes evidence t
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import InputError
 
@@ -61,6 +64,7 @@ class EvidenceSet:
     privileged: bool | None = None
     entries: Mapping[str, Evidence] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()
+    inventory: Mapping[str, str] = field(default_factory=dict)  # hypervisor, vmid: where the inventory says it runs
 
     def __iter__(self) -> Iterator[Evidence]:
         return iter(self.entries.values())
@@ -87,6 +91,71 @@ class EvidenceSet:
         return f"{source} is empty"
 
 
+# What of a larger file is read: the start, where a log tells the boot, and the end, where it tells the trouble.
+HEAD_BYTES = 16 * 1024 * 1024
+TAIL_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Content:
+    """The bytes of a file, or the ``reason`` why there are none. Of a large file: its head and its tail."""
+
+    head: bytes = b""
+    tail: bytes = b""
+    size: int = 0
+    reason: str = ""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the middle was left out."""
+        return self.size > len(self.head) + len(self.tail)
+
+    def text(self) -> str:
+        """Return the head as text."""
+        return self.head.decode("utf-8", errors="replace")
+
+
+def read_file(path: str, follow: bool = False) -> Content:
+    """Read a regular file, of a large one head and tail. A link is refused, unless ``follow``; a pipe always is."""
+    try:
+        # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    except OSError as error:
+        return Content(reason="is a link" if error.errno == errno.ELOOP else error.strerror or "cannot be opened")
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return Content(reason="is no regular file")
+        head = _up_to(descriptor, HEAD_BYTES)
+        size = max(status.st_size, len(head))
+        if size <= len(head) or len(head) < HEAD_BYTES:
+            return Content(head, size=len(head))
+        os.lseek(descriptor, max(size - TAIL_BYTES, len(head)), os.SEEK_SET)
+        return Content(head, _up_to(descriptor, TAIL_BYTES), size)
+    except OSError as error:
+        return Content(reason=error.strerror or "cannot be read")
+    finally:
+        os.close(descriptor)
+
+
+def read_stream(stream: IO[bytes]) -> Content:
+    """Read a stream to its end, and keep head and tail."""
+    head = stream.read(HEAD_BYTES)
+    size, tail = len(head), b""
+    while part := stream.read(1024 * 1024):
+        size += len(part)
+        tail = (tail + part)[-TAIL_BYTES:]
+    return Content(head, tail, size)
+
+
+def _up_to(descriptor: int, most: int) -> bytes:
+    parts = []
+    while most > 0 and (part := os.read(descriptor, min(most, 1024 * 1024))):
+        parts.append(part)
+        most -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def from_module(host: str, result: Mapping[str, Any]) -> EvidenceSet:
     """Build the evidence of a host from what the module ``host_evidence`` returned."""
     entries = {}
@@ -98,6 +167,7 @@ def from_module(host: str, result: Mapping[str, Any]) -> EvidenceSet:
         collected_at=str(result.get("collected_at") or ""),
         privileged=result.get("privileged"),
         entries=entries,
+        inventory=result.get("inventory") or {},
     )
 
 
@@ -119,6 +189,7 @@ def save(evidence: EvidenceSet, folder: Path) -> None:
         "host": evidence.host,
         "collected_at": evidence.collected_at,
         "privileged": evidence.privileged,
+        **({"inventory": dict(evidence.inventory)} if evidence.inventory else {}),
         "evidence": rows,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
@@ -127,40 +198,63 @@ def save(evidence: EvidenceSet, folder: Path) -> None:
 def load(folder: Path) -> EvidenceSet:
     """Read a snapshot folder that has a manifest.
 
-    Raises InputError where the manifest is no manifest. A file that it names and that is gone leaves its source
-    without text, with the reason.
+    Raises InputError where the manifest is no manifest. A file that it names and that is gone, or that is a link,
+    leaves its source without text, with the reason.
     """
-    place = folder / MANIFEST
+    place = str(folder)
+    manifest = read_file(f"{place}/{MANIFEST}")
+    return from_manifest(manifest, lambda name: read_file(f"{place}/{name}"), folder.name, f"{place}/{MANIFEST}")
+
+
+def from_manifest(manifest: Content, read: Callable[[str], Content], name: str, place: str) -> EvidenceSet:
+    """Build the evidence of a host from its manifest and a function that reads a file beside it.
+
+    ``name`` is the host's name where the manifest has none; ``place`` is what a complaint names.
+    """
+    if manifest.reason:
+        raise InputError(f"cannot be read: {manifest.reason}", place, "check the path and its permissions")
     try:
-        manifest = json.loads(place.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", str(place), "check the path and its permissions"
-        ) from None
-    except ValueError as error:
-        raise InputError(f"is no JSON: {error}", str(place), "collect the snapshot again") from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != EVIDENCE_SCHEMA:
-        found = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
-        raise InputError(f"has schema {found!r}, not {EVIDENCE_SCHEMA!r}", str(place), "use a matching Peerlane")
+        shape = json.loads(manifest.text())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is no JSON: {error}", place, "collect the snapshot again") from None
+    if not isinstance(shape, dict) or shape.get("schema") != EVIDENCE_SCHEMA:
+        found = shape.get("schema") if isinstance(shape, dict) else type(shape).__name__
+        raise InputError(f"has schema {found!r}, not {EVIDENCE_SCHEMA!r}", place, "use a matching Peerlane")
+    rows = shape.get("evidence") or []
+    if not isinstance(rows, list):
+        raise InputError("has no list of evidence", place, "collect the snapshot again")
     entries = {}
-    for row in manifest.get("evidence") or []:
+    for row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("source"), str):
-            raise InputError("has an evidence row without a source", str(place), "collect the snapshot again")
-        name = row.get("file")
-        known = {key: value for key, value in row.items() if key in Evidence.__dataclass_fields__}
-        entry = Evidence(**known)
-        if isinstance(name, str):
+            raise InputError("has an evidence row without a source", place, "collect the snapshot again")
+        entry = _entry(row)
+        file = row.get("file")
+        if isinstance(file, str):
             # A manifest is input: it must not name a file outside its own folder.
-            target = folder / Path(name).name
-            try:
-                with target.open(encoding="utf-8", errors="replace", newline="") as stream:
-                    entry = replace(entry, stdout=stream.read())
-            except OSError as error:
-                entry = replace(entry, reason=f"{target.name} cannot be read: {error.strerror}")
+            beside = file.rpartition("/")[2]
+            content = read(beside) if beside not in ("", ".", "..") else Content(reason="No such file or directory")
+            if content.reason:
+                entry = replace(entry, reason=f"{beside} cannot be read: {content.reason}")
+            else:
+                entry = replace(entry, stdout=content.text(), truncated=entry.truncated or content.truncated)
         entries[entry.source] = entry
+    privileged, inventory = shape.get("privileged"), shape.get("inventory")
     return EvidenceSet(
-        host=str(manifest.get("host") or folder.name),
-        collected_at=str(manifest.get("collected_at") or ""),
-        privileged=manifest.get("privileged"),
+        host=str(shape.get("host") or name),
+        collected_at=str(shape.get("collected_at") or ""),
+        privileged=privileged if isinstance(privileged, bool) else None,
         entries=entries,
+        inventory={str(key): str(value) for key, value in inventory.items()} if isinstance(inventory, dict) else {},
     )
+
+
+_WORDS = ("source", "stdout", "stderr", "command", "path", "reason")
+
+
+def _entry(row: Mapping[str, Any]) -> Evidence:
+    """Make evidence of a row that a person may have written: a value of the wrong kind counts as not given."""
+    known: dict[str, Any] = {key: row[key] for key in _WORDS if isinstance(row.get(key), str)}
+    for key in ("rc", "elapsed_ms"):
+        if isinstance(row.get(key), int) and not isinstance(row[key], bool):
+            known[key] = row[key]
+    return Evidence(**known, truncated=row.get("truncated") is True)

@@ -1,167 +1,366 @@
-"""Paths and pasted text to evidence: snapshot folders, fleets of them, folders of loose files, single files."""
+"""Paths and pasted text to evidence: snapshot folders, fleets of them, archives, folders of loose files, single files.
+
+Nothing that can be read is lost because something beside it can't: what is left out becomes a line of its own.
+"""
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import InputError
-from ..core.evidence import MANIFEST, Evidence, EvidenceSet, load
-from .recognise import Recognised, is_silent, recognise
+from ..core.evidence import HEAD_BYTES, MANIFEST, Content, Evidence, EvidenceSet, from_manifest
+from . import archive
+from .recognise import is_silent, recognise
+from .tree import File, Folder, Listing, disk_file, in_memory, on_disk
 
-# A whole kernel log of months stays below this; beyond it a file is no output that somebody pasted.
-MAX_FILE_BYTES = 64 * 1024 * 1024
 STDIN_HOST = "stdin"
+# Of one output: a log tells the boot in its head and the trouble in its tail, anything else stands in its head.
+MAX_TEXT = 4 * 1024 * 1024
+_LOG_HEAD = 1024 * 1024
+_LOGS = ("kernel_log", "engine.log", "nccl.log", "qemu.log", "apt.history", "dkms.log", "initramfs.log")
+# Loose files of one host: more are no outputs that somebody saved.
+MAX_LOOSE_FILES = 5000
+_MAX_LISTED = 100
 _SNIFF_BYTES = 8192
-# gzip, zip, xz, zstd, bzip2
-_ARCHIVES = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh")
 _NO_ID = re.compile(r"[^A-Za-z0-9_.:+-]+")
+_ABSENT = "No such file or directory"
+# A folder with one of these below is one host, as support tools pack it, and not a fleet.
+_SYSTEM_FOLDERS = frozenset({"proc", "etc", "sys", "var", "boot", "usr", "sos_commands"})
+_SAVE = "save outputs such as `nvidia-smi -q`, `lspci -vvv`, `dmesg` or a VM's .conf, one a file"
 
 
-def read(paths: Sequence[Path], stdin: str | None = None) -> list[EvidenceSet]:
-    """Read every host that these paths hold, in their order; ``stdin`` is one more.
+def read(
+    paths: Sequence[Path], stdin: str | Content | None = None, problems: list[str] | None = None
+) -> list[EvidenceSet]:
+    """Read every host that these paths hold; see ``hosts``."""
+    return list(hosts(paths, stdin, [] if problems is None else problems))
 
-    A folder with a manifest is a snapshot; a folder of folders is a fleet; any other folder, and the files that are
-    named one by one, are loose outputs of one host. Raises InputError for a path that can't be read at all, for
-    input in which nothing is known, and for two hosts of one name.
+
+def hosts(paths: Sequence[Path], stdin: str | Content | None, problems: list[str]) -> Iterator[EvidenceSet]:
+    """Yield every host that these paths hold, one at a time; ``stdin`` is one more.
+
+    A folder with a manifest is a snapshot; a folder of folders is a fleet; an archive is what it holds; any other
+    folder, and the files that are named one by one, are loose outputs of one host. What can't be read, what unpacks
+    to too much, and a name that comes twice go to ``problems``, one line each. Raises InputError with these lines
+    where there is no host at all.
     """
-    hosts: list[tuple[str, EvidenceSet]] = []
-    loose = [path for path in paths if path.is_file() and path.name != MANIFEST]
-    for path in paths:
-        if path.name == MANIFEST and path.is_file():
-            hosts.append((str(path.parent), load(path.parent)))
-        elif path.is_dir():
-            hosts.extend(_folder(path))
-        elif path not in loose:
-            what = "is neither a file nor a folder" if path.exists() else "does not exist"
-            raise InputError(what, str(path), "give a snapshot folder, a folder of saved outputs, or a file")
-    if loose:
-        hosts.append((str(loose[0]), _loose(_name_of(loose), loose)))
-    if stdin is not None:
-        hosts.append(("standard input", _pasted(stdin)))
-    if not hosts:
-        raise InputError("no input", "", "give a folder or a file with --from")
-    _refuse_namesakes(hosts)
-    sets = [evidence for _, evidence in hosts]
-    if not any(evidence.entries for evidence in sets):
-        reasons = [reason for evidence in sets for reason in evidence.unrecognised]
-        where = hosts[0][0] if len(hosts) == 1 else "the input"
-        raise InputError(
-            f"holds nothing that Peerlane knows ({reasons[0] if reasons else 'it is empty'})",
-            where,
-            "save outputs such as `nvidia-smi -q`, `lspci -vvv`, `dmesg` or a VM's .conf, one a file",
-        )
-    return sets
+    intake = _Intake(problems)
+    taken: dict[str, str] = {}
+    for place, evidence in intake.all(paths, stdin):
+        yield _named_once(evidence, place, taken, problems)
+    if not taken:
+        raise InputError("\n".join(problems) or InputError("no input", "", "give a path with --from").line())
 
 
-def _refuse_namesakes(hosts: list[tuple[str, EvidenceSet]]) -> None:
-    seen: dict[str, str] = {}
-    for place, evidence in hosts:
-        if evidence.host in seen:
-            todo = "rename one folder, or the host in its manifest"
-            raise InputError(
-                f"is a second host named {evidence.host!r} (the first: {seen[evidence.host]})", place, todo
-            )
-        seen[evidence.host] = place
+def _named_once(evidence: EvidenceSet, place: str, taken: dict[str, str], problems: list[str]) -> EvidenceSet:
+    name, count = evidence.host, 2
+    while name in taken:
+        name, count = f"{evidence.host}-{count}", count + 1
+    if name != evidence.host:
+        first = taken[evidence.host]
+        problems.append(f"{place}: is a second host named {evidence.host!r} (the first: {first}); shown as {name!r}")
+    taken[name] = place
+    return evidence if name == evidence.host else replace(evidence, host=name)
 
 
-def _folder(folder: Path) -> list[tuple[str, EvidenceSet]]:
-    if (folder / MANIFEST).is_file():
-        return [(str(folder), load(folder))]
-    children = _children(folder)
-    hosts = []
-    for child in children:
-        if child.is_dir() and (child / MANIFEST).is_file():
-            hosts.append((str(child), load(child)))
-        elif child.is_dir() and (inside := [one for one in _children(child) if one.is_file()]):
-            hosts.append((str(child), _loose(child.name, inside)))
-    plain = [child for child in children if child.is_file()]
-    if plain:
-        own = _loose(folder.resolve().name, plain)
-        # Beside snapshots, a stray file is no host of its own.
-        if own.entries or not hosts:
-            hosts.insert(0, (str(folder), own))
-    if not hosts:
-        raise InputError("is an empty folder", str(folder), "save outputs into it, or collect a snapshot")
-    return hosts
+class _Intake:
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+
+    def all(self, paths: Sequence[Path], stdin: str | Content | None) -> Iterator[tuple[str, EvidenceSet]]:
+        loose: list[File] = []
+        for path in paths:
+            place = str(path)
+            if path.name == MANIFEST and path.is_file():
+                yield from self._hosts_in(on_disk(str(path.parent)))
+            elif path.is_dir():
+                yield from self._hosts_in(on_disk(place))
+            elif not path.is_file():
+                what = "is neither a file nor a folder" if path.exists() else "does not exist"
+                self._tell(what, place, "give a snapshot folder, a folder of saved outputs, or a file")
+            else:
+                folder, files = self._opened(disk_file(place))
+                loose += files
+                if folder:
+                    yield from self._hosts_in(folder)
+        if loose:
+            yield from self._loose_host(_name_of(loose), loose[0].place, loose, ())
+        if stdin is not None:
+            yield from self._pasted(Content(stdin.encode()) if isinstance(stdin, str) else stdin)
+
+    def _tell(self, what: str, where: str, todo: str = "") -> None:
+        self.problems.append(InputError(what, where, todo).line())
+
+    # --- folders
+
+    def _snapshot(self, folder: Folder, manifest: Content) -> Iterator[tuple[str, EvidenceSet]]:
+        """Yield the host of a snapshot folder, or say why there is none."""
+        try:
+            yield folder.place, from_manifest(manifest, folder.file, folder.name, f"{folder.place}/{MANIFEST}")
+        except InputError as error:
+            self.problems.append(error.line())
+
+    def _hosts_in(self, folder: Folder) -> Iterator[tuple[str, EvidenceSet]]:
+        """Yield the hosts of a folder that may be a snapshot, a fleet, or loose files, or all of them."""
+        manifest = folder.file(MANIFEST)
+        if manifest.reason != _ABSENT:
+            yield from self._snapshot(folder, manifest)
+            return
+        listing = self._listing(folder)
+        if listing is None:
+            return
+        if _SYSTEM_FOLDERS & {below.name for below in listing.folders}:
+            yield from self._whole(folder)
+            return
+        plain, below = self._sorted(listing)
+        count = 0
+        own = self._loose(folder.name, plain)
+        if own.entries:
+            count += 1
+            yield folder.place, own
+        for one in below:
+            for host in self._below(one):
+                count += 1
+                yield host
+        if own.entries:
+            return
+        if count:
+            # Beside snapshots, a stray file is no host of its own.
+            self.problems += [f"{folder.place}/{line}" for line in own.unrecognised]
+        elif plain:
+            self._nothing_known(folder.place, own)
+        elif not below:
+            self._tell("is an empty folder", folder.place, "save outputs into it, or collect a snapshot")
+
+    def _below(self, folder: Folder) -> Iterator[tuple[str, EvidenceSet]]:
+        """Yield the hosts of a folder in a folder: loose files make all that lies in it one host."""
+        manifest = folder.file(MANIFEST)
+        if manifest.reason != _ABSENT:
+            yield from self._snapshot(folder, manifest)
+            return
+        listing = self._listing(folder)
+        if listing is None:
+            return
+        loose = listing.files and not _holds_snapshots(listing)
+        yield from self._whole(folder) if loose else self._hosts_in(folder)
+
+    def _whole(self, folder: Folder) -> Iterator[tuple[str, EvidenceSet]]:
+        """Yield all that lies in a folder, however deep, as one host."""
+        files: list[File] = []
+        waiting = [("", folder)]
+        while waiting and len(files) <= MAX_LOOSE_FILES:
+            above, one = waiting.pop(0)
+            listing = self._listing(one)
+            if listing is None:
+                continue
+            plain, below = self._sorted(listing)
+            files += [replace(file, name=above + file.name) for file in plain]
+            waiting += [(f"{above}{sub.name}/", sub) for sub in below]
+        cut: tuple[str, ...] = ()
+        if len(files) > MAX_LOOSE_FILES:
+            cut = (f"holds more than {MAX_LOOSE_FILES} files: the others are not read",)
+        yield from self._loose_host(folder.name, folder.place, files[:MAX_LOOSE_FILES], cut)
+
+    def _listing(self, folder: Folder) -> Listing | None:
+        try:
+            listing = folder.list()
+        except InputError as error:
+            self.problems.append(error.line())
+            return None
+        self.problems += listing.problems
+        return listing
+
+    def _sorted(self, listing: Listing) -> tuple[list[File], list[Folder]]:
+        """Return the plain files, and the folders with the archives among the files, which are opened."""
+        plain: list[File] = []
+        below = list(listing.folders)
+        for file in listing.files.values():
+            folder, files = self._opened(file) if archive.looks_packed(file.name) else (None, [file])
+            plain += files
+            below += [folder] if folder else []
+        return plain, below
+
+    # --- files
+
+    def _opened(self, file: File) -> tuple[Folder | None, list[File]]:
+        """Return what an archive holds as a folder, or a file as it is (one that was only compressed: unpacked)."""
+        kind = archive.kind_of(file.read_head())
+        if not kind:
+            return None, [file]
+        if file.packed:
+            self._tell("is an archive in an archive", file.place, "unpack the outer one first")
+            return None, []
+        try:
+            with Path(file.place).open("rb") as stream:
+                size = Path(file.place).stat().st_size
+                return self._folder_of(archive.unpack(stream, size, file.place, kind), file.name, file.place)
+        except OSError as error:
+            self._tell(f"cannot be read: {error.strerror}", file.place)
+            return None, []
+
+    def _folder_of(self, found: archive.Unpacked, name: str, place: str) -> tuple[Folder | None, list[File]]:
+        self.problems += found.problems
+        stem = archive.stem(name)
+        if found.text is not None:
+            text = found.text
+            return None, [File(stem, place, lambda: text)]
+        if not found.files:
+            if not found.problems:
+                self._tell("is an empty archive", place, "pack a snapshot folder, or saved outputs")
+            return None, []
+        return in_memory(stem, place, found.files), []
+
+    def _loose_host(
+        self, name: str, place: str, files: Sequence[File], cut: tuple[str, ...]
+    ) -> Iterator[tuple[str, EvidenceSet]]:
+        evidence = self._loose(name, files)
+        evidence = replace(evidence, unrecognised=evidence.unrecognised + cut)
+        if evidence.entries:
+            yield place, evidence
+        elif files:
+            self._nothing_known(place, evidence)
+
+    def _nothing_known(self, place: str, evidence: EvidenceSet) -> None:
+        reasons = [line for line in evidence.unrecognised if line] or ["it only describes others"]
+        more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        self._tell(f"holds nothing that Peerlane knows ({reasons[0]}{more})", place, _SAVE)
+
+    def _loose(self, host: str, files: Sequence[File]) -> EvidenceSet:
+        found = _Found()
+        for file in files:
+            if not is_silent(file.name.rpartition("/")[2]):
+                found.take(file.read(), file.name, file.place)
+        return found.evidence(host)
+
+    def _pasted(self, content: Content) -> Iterator[tuple[str, EvidenceSet]]:
+        place = "standard input"
+        kind = archive.kind_of(content.head)
+        if kind:
+            if content.truncated:
+                self._tell(f"is an archive of more than {HEAD_BYTES // 1024 // 1024} MiB", place, "give its path")
+                return
+            found = archive.unpack(io.BytesIO(content.head), len(content.head), place, kind)
+            folder, files = self._folder_of(found, STDIN_HOST, place)
+            if folder:
+                yield from self._hosts_in(folder)
+            elif files:
+                yield from self._loose_host(STDIN_HOST, place, files, ())
+        elif not content.head.strip():
+            self._tell("is empty", place, "pipe the output of a command into it")
+        else:
+            yield from self._loose_host(STDIN_HOST, place, [File("", place, lambda: content)], ())
 
 
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(child for child in folder.iterdir() if not child.name.startswith("."))
-    except OSError as error:
-        todo = "check the path and its permissions"
-        raise InputError(f"cannot be read: {error.strerror}", str(folder), todo) from None
+def _is_snapshot(folder: Folder) -> bool:
+    return folder.file(MANIFEST).reason != _ABSENT
 
 
-def _name_of(files: Sequence[Path]) -> str:
+def _holds_snapshots(listing: Listing, depth: int = 0) -> bool:
+    if depth > 3:
+        return False
+    for folder in listing.folders:
+        if _is_snapshot(folder):
+            return True
+        try:
+            if _holds_snapshots(folder.list(), depth + 1):
+                return True
+        except InputError:
+            continue
+    return False
+
+
+def _name_of(files: Sequence[File]) -> str:
     if len(files) == 1:
-        return files[0].stem
-    folders = {path.resolve().parent for path in files}
+        return Path(files[0].name).stem
+    folders = {Path(file.place).resolve().parent for file in files}
     return folders.pop().name or "pasted" if len(folders) == 1 else "pasted"
 
 
-def _loose(host: str, files: Sequence[Path]) -> EvidenceSet:
-    entries: dict[str, Evidence] = {}
-    unrecognised: list[str] = []
-    for path in files:
-        if is_silent(path.name):
-            continue
-        text, reason = _text(path)
+# --- one host's loose outputs ---------------------------------------------------------------------------------------
+
+
+class _Found:
+    """What was recognised of one host, and what was not."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Evidence] = {}
+        self.unrecognised: list[str] = []
+        self._counts: dict[str, int] = {}
+
+    def evidence(self, host: str) -> EvidenceSet:
+        listed = self.unrecognised[:_MAX_LISTED]
+        if len(self.unrecognised) > _MAX_LISTED:
+            listed.append(f"... and {len(self.unrecognised) - _MAX_LISTED} more")
+        return EvidenceSet(host=host, entries=self.entries, unrecognised=tuple(listed))
+
+    def take(self, content: Content, name: str, path: str) -> None:
+        """Recognise one file."""
+        shown = name or STDIN_HOST
+        text, reason = _text(content)
         if reason:
-            unrecognised.append(f"{path.name}: {reason}")
-            continue
-        _add(entries, unrecognised, recognise(text, path.name), path.name, str(path))
-    return EvidenceSet(host=host, entries=entries, unrecognised=tuple(unrecognised))
+            self.unrecognised.append(f"{shown}: {reason}")
+            return
+        found = recognise(text, name)
+        if not found:
+            self.unrecognised.append(f"{shown}: is empty")
+        for one in found:
+            if not one.source:
+                place = f"{shown}:{one.segment.line}" if one.segment.line else shown
+                place = f"{place} (`{one.segment.command}`)" if one.segment.command else place
+                self.unrecognised.append(f"{place}: {one.reason}")
+                continue
+            body, left_out = one.segment.text, 0
+            tail = content.tail.decode("utf-8", errors="replace") if one is found[-1] else ""
+            if tail or len(body) > MAX_TEXT:
+                body, left_out = _shortened(body, tail, one.source.partition("@")[0] in _LOGS)
+            if one is found[-1]:
+                left_out += content.size - len(content.head) - len(content.tail) if content.truncated else 0
+            if left_out:
+                self.unrecognised.append(
+                    f"{shown}: is large: {len(body.encode()) / 1048576:.0f} MiB of it are judged, "
+                    f"{left_out / 1048576:.0f} MiB in the middle or at the end are not"
+                )
+            entry = Evidence(one.source, stdout=body, command=one.segment.command, path=path, truncated=bool(left_out))
+            identity = self._free_id(one.source, Path(name).stem)
+            self.entries[identity] = replace(entry, source=identity)
+
+    def _free_id(self, source: str, stem: str) -> str:
+        if source not in self.entries:
+            return source
+        named = f"{source}@{_NO_ID.sub('-', stem) or 'more'}"
+        free = named
+        while free in self.entries:
+            self._counts[named] = self._counts.get(named, 1) + 1
+            free = f"{named}-{self._counts[named]}"
+        return free
 
 
-def _pasted(text: str) -> EvidenceSet:
-    if not text.strip():
-        raise InputError("is empty", "standard input", "pipe the output of a command into it")
-    entries: dict[str, Evidence] = {}
-    unrecognised: list[str] = []
-    _add(entries, unrecognised, recognise(text, ""), STDIN_HOST, "")
-    return EvidenceSet(host=STDIN_HOST, entries=entries, unrecognised=tuple(unrecognised))
+def _shortened(body: str, tail: str, is_log: bool) -> tuple[str, int]:
+    """Return what is judged of a large text, cut at line ends, and how many characters are left out."""
+    whole = len(body) + len(tail)
+    if not is_log:
+        kept = body if len(body) <= MAX_TEXT else body[: body.rfind("\n", 0, MAX_TEXT) + 1]
+        return kept, whole - len(kept)
+    if whole <= MAX_TEXT:
+        return body + tail, 0
+    end = (body + tail)[-(MAX_TEXT - _LOG_HEAD) :] if len(tail) < MAX_TEXT - _LOG_HEAD else tail[_LOG_HEAD - MAX_TEXT :]
+    kept = body[: body.rfind("\n", 0, _LOG_HEAD) + 1] + end[end.find("\n") + 1 :]
+    return kept, whole - len(kept)
 
 
-def _add(entries: dict[str, Evidence], unrecognised: list[str], found: list[Recognised], name: str, path: str) -> None:
-    if not found:
-        unrecognised.append(f"{name}: is empty")
-    for one in found:
-        if not one.source:
-            place = f"{name} (`{one.segment.command}`)" if one.segment.command else name
-            unrecognised.append(f"{place}: {one.reason}")
-            continue
-        entry = Evidence(one.source, stdout=one.segment.text, command=one.segment.command, path=path)
-        identity = _free_id(entries, one.source, Path(name).stem)
-        entries[identity] = replace(entry, source=identity)
-
-
-def _free_id(entries: dict[str, Evidence], source: str, stem: str) -> str:
-    if source not in entries:
-        return source
-    named = f"{source}@{_NO_ID.sub('-', stem) or 'more'}"
-    free, count = named, 2
-    while free in entries:
-        free, count = f"{named}-{count}", count + 1
-    return free
-
-
-def _text(path: Path) -> tuple[str, str]:
+def _text(content: Content) -> tuple[str, str]:
     """Return (text, "") or ("", the reason why there is none)."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            return "", f"has {size // 1024 // 1024} MiB, more than the {MAX_FILE_BYTES // 1024 // 1024} that are read"
-        data = path.read_bytes()
-    except OSError as error:
-        return "", f"cannot be read: {error.strerror}"
+    if content.reason:
+        return "", f"cannot be read: {content.reason}"
+    data = content.head
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", errors="replace"), ""
-    if data.startswith(_ARCHIVES):
-        return "", "is an archive: unpack it first"
+    if archive.kind_of(data):
+        return "", "is an archive: give it by its own name"
     if b"\0" in data[:_SNIFF_BYTES]:
         return "", "is binary"
-    return data.decode("utf-8", errors="replace"), ""
+    return content.text(), ""

@@ -6,6 +6,7 @@ a peer-to-peer matrix, which file a lone command line came from).
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import dataclass
 
@@ -16,9 +17,19 @@ from .text import lines
 _HEAD_CHARACTERS = 64 * 1024
 
 # Files that describe other files; their words would pass for outputs.
-_SILENT = re.compile(r"readme.*|case\.ya?ml|.*\.(?:ya?ml|json|toml|py|rst)|license.*|changelog.*", re.IGNORECASE)
+_SILENT = re.compile(r"readme.*|case\.ya?ml|.*\.(?:toml|py|rst)|license.*|changelog.*", re.IGNORECASE)
 
-_FENCE = re.compile(r"\s{0,8}(```+|~~~+)\s*([\w-]*)\s*$")
+# A Markdown fence, in a list or a quotation too; its info string holds no backtick.
+_FENCE = re.compile(r"[ \t>]{0,12}(`{3,}|~{3,})([^`\n]{0,80})$")
+# How forums and HTML mark what a terminal printed: [code], <pre><code class="...">.
+_OPENS = re.compile(r"[ \t]{0,8}(?:\[code(?:=\w+)?\]|<pre\b[^>\n]{0,80}>(?:<code\b[^>\n]{0,80}>)?)", re.IGNORECASE)
+_CLOSES = re.compile(r"\[/code\][ \t]*$|(?:</code>)?</pre>[ \t]*$", re.IGNORECASE)
+_TAG = re.compile(r"[ \t]{0,8}</?(?:details|summary|p|br|div|blockquote)\b[^\n]{0,200}$", re.IGNORECASE)
+# The words in front of a block that tell its command: "Output of `nvidia-smi topo -p2p r`:", "### lspci -vvv".
+_TOLD = re.compile(
+    r"(?:^|[`\s>*(])((?:sudo )?(?:nvidia-smi|lspci|dmesg|journalctl|qm|cat|systemd-detect-virt|dkms|numactl|uname)"
+    r"(?: [\w./=,:@-]{1,60}){0,8})"
+)
 # user@host:~# command, [user@host ~]$ command
 _PROMPT = re.compile(r"\s{0,8}[\[(]?[\w.-]{1,40}@[\w.-]{1,60}[^#$%>\n]{0,80}[#$%>]\s+(\S.*)$")
 _BARE_PROMPT = re.compile(r"\s{0,8}[$#]\s+(?:sudo\s+)?(?:LC_ALL=\S+\s+)?((\S+).*)$")
@@ -63,10 +74,14 @@ _COMMANDS = frozenset(
 
 @dataclass(frozen=True)
 class Segment:
-    """One output: its text, and the command that a prompt in front of it names ("" where none does)."""
+    """One output: its text, the command that stands in front of it ("" where none does), and where it starts.
+
+    ``line`` counts from 1; 0 where the output is the whole text.
+    """
 
     text: str
     command: str = ""
+    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,25 +121,78 @@ def recognise(text: str, name: str) -> list[Recognised]:
 
 def split(text: str) -> list[Segment]:
     """Cut a text where a new output starts for certain."""
-    rows = text.replace("\r\n", "\n").split("\n")
-    fences = [at for at, row in enumerate(rows) if _FENCE.match(row)]
-    if len(fences) >= 2:
-        blocks = (rows[start + 1 : end] for start, end in zip(fences[::2], fences[1::2], strict=False))
-        return [segment for block in blocks for segment in _split_prompts(block)]
-    return _split_prompts(rows)
+    rows = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    blocks = _blocks(rows)
+    if not blocks:
+        return _split_prompts([row for row in rows if not _TAG.match(row)] if _is_tagged(rows) else rows, 0, "")
+    return [segment for start, block, told in blocks for segment in _split_prompts(block, start, told)]
 
 
-def _split_prompts(rows: list[str]) -> list[Segment]:
-    segments: list[tuple[str, list[str]]] = [("", [])]
+def _is_tagged(rows: list[str]) -> bool:
+    return any(row.lstrip()[:9].lower() in ("<details>", "</details") for row in rows)
+
+
+def _blocks(rows: list[str]) -> list[tuple[int, list[str], str]]:
+    """Return the fenced blocks of a Markdown or forum text: (line, rows, command told in front); none: it is no such.
+
+    A fence that is never closed reaches to the end; what a quotation mark stands before loses it.
+    """
+    blocks: list[tuple[int, list[str], str]] = []
+    at, prose = 0, 0
+    while at < len(rows):
+        row = rows[at]
+        fence = _FENCE.match(row) if len(row) < 120 else None
+        opens = None if fence else _OPENS.match(row[:200])
+        if not fence and not opens:
+            at += 1
+            continue
+        end = at + 1
+        if fence:
+            while end < len(rows) and not _closes(fence[1], rows[end]):
+                end += 1
+            block = rows[at + 1 : end]
+            if row.lstrip(" \t").startswith(">"):
+                block = [re.sub(r"^[ \t]*> ?", "", one) for one in block]
+        elif opens:
+            end = at
+            while end < len(rows) and not _CLOSES.search(rows[end]):
+                end += 1
+            block = [row[opens.end() :], *rows[at + 1 : end + 1]]
+            block[-1] = _CLOSES.sub("", block[-1])
+            if opens[0].lstrip().startswith("<"):
+                block = [html.unescape(one) for one in block]
+        blocks.append((at + 2, block, _told(rows[max(prose, at - 4) : at])))
+        at = prose = end + 1
+    return blocks
+
+
+def _closes(fence: str, row: str) -> bool:
+    found = _FENCE.match(row) if len(row) < 120 else None
+    return bool(found and found[1][0] == fence[0] and len(found[1]) >= len(fence) and not found[2].strip())
+
+
+def _told(prose: list[str]) -> str:
+    """Return the command that the words in front of a block name; the last one."""
+    for row in reversed(prose):
+        found = _TOLD.search(row[:300])
+        if found:
+            return found[1].removeprefix("sudo ").rstrip(".,: ")
+    return ""
+
+
+def _split_prompts(rows: list[str], start: int, told: str) -> list[Segment]:
+    segments: list[tuple[str, int, list[str]]] = [(told, start, [])]
     for at, row in enumerate(rows):
         command = _prompt(row)
         if command is not None and row.lstrip().startswith("#") and _in_comments(rows, at):
             command = None
         if command is None:
-            segments[-1][1].append(row)
+            segments[-1][2].append(row)
         else:
-            segments.append((command, []))
-    return [Segment("\n".join(part), command) for command, part in segments if command or any(map(str.strip, part))]
+            segments.append((command, max(start, 1) + at, []))
+    first, *others = segments
+    kept = [first] if any(map(str.strip, first[2])) else []
+    return [Segment("\n".join(part), command, line) for command, line, part in [*kept, *others]]
 
 
 def _in_comments(rows: list[str], at: int) -> bool:
@@ -170,6 +238,10 @@ def _refine(source: str, command: str, name: str) -> str:
         digits = re.search(r"(?:^|\D)(\d{3,9})(?:\D|$)", stem)
         vmid = (told[1] or told[2]) if told else digits[1] if digits else stem
         return f"pve.conf.{re.sub(r'[^a-z0-9_+-]', '-', vmid).strip('-') or 'pasted'}"
+    if source == "pve.qm_pending" and (told := re.search(r"\bqm pending (\d+)", command)):
+        return f"{source}.{told[1]}"
+    if source == "pve.running" and "showcmd" in command:
+        return "pve.showcmd"
     if source == "modprobe.d" and "modules-load" in name:
         return "modules_load.d"
     return source
@@ -189,6 +261,7 @@ _BY_COMMAND = (
     (r"apt-mark showhold", "apt.holds"),
     (r"/nccl\.conf\b", "etc.nccl.conf"),
     (r"/sys/class/iommu\b", "sysfs.iommu.units"),
+    (r"/vhost/parameters/max_mem_regions\b", "vhost.max_mem_regions"),
     (r"^(?:dmesg|journalctl -k)\b", "kernel_log"),
     (r"^nvidia-smi topo -m", "nvidia_smi.topo_m"),
     (r"^nvidia-smi nvlink", "nvidia_smi.nvlink_s"),
@@ -201,6 +274,7 @@ _BY_NAME = (
     (r"proc[-_.]cmdline|^cmdline\b", "proc.cmdline"),
     (r"modules[-_.]load|^etc[-_.]modules\b|^modules$", "modules_load.d"),
     (r"nccl\.conf", "etc.nccl.conf"),
+    (r"max[-_.]mem[-_.]regions", "vhost.max_mem_regions"),
     (r"showhold|apt[-_.]holds?", "apt.holds"),
     (r"dmesg|kern(?:el)?[-_.]?log", "kernel_log"),
     (r"(?:nccl|all_?reduce)\S*\.(?:log|txt)$", "nccl.log"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -191,7 +192,7 @@ def test_utf16_of_a_windows_clipboard_is_read(tmp_path):
         (lambda place: [place / "pipe"], "neither a file nor a folder"),
         (lambda place: [place / "notes.txt"], "holds nothing that Peerlane knows"),
         (lambda place: [place / "junk.bin"], "is binary"),
-        (lambda place: [place / "logs.tar.gz"], "is an archive: unpack it first"),
+        (lambda place: [place / "logs.tar.gz"], "is cut or broken"),
         (lambda place: [], "no input"),
     ],
 )
@@ -213,19 +214,177 @@ def test_empty_standard_input_is_refused():
         intake.read([], stdin=" \n")
 
 
-def test_a_bad_file_beside_good_ones_is_named_and_the_rest_is_read(folder, monkeypatch):
-    place = folder("node1", {"topo.txt": TOPO, "large.txt": "x" * 2000})
+def test_a_bad_file_beside_good_ones_is_named_and_the_rest_is_read(folder):
+    place = folder("node1", {"topo.txt": TOPO, "empty.txt": ""})
     (place / "junk.bin").write_bytes(b"\x00" * 10)
-    monkeypatch.setattr(intake, "MAX_FILE_BYTES", 1000)
+    os.mkfifo(place / "pipe")
+    (place / "out").symlink_to("/etc/hostname")
+    problems = []
+
+    (host,) = intake.read([place, place / "missing"], problems=problems)
+
+    assert set(host.entries) == {"nvidia_smi.topo_m"}
+    assert host.unrecognised == ("empty.txt: is empty", "junk.bin: is binary")
+    assert [line.rpartition("/")[2].split(";")[0] for line in problems] == [
+        "out: is a link that leaves the folder, and is not followed",
+        "pipe: is no regular file, and is not read",
+        "missing: does not exist",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes to another user")
+def test_a_file_without_the_right_to_read_it_is_named(folder, tmp_path):
+    place = folder("node1", {"topo.txt": TOPO, "secret.txt": TOPO})
+    (place / "secret.txt").chmod(0)
+    for above in (place, *place.parents):
+        if above.stat().st_uid == 0 and above != above.parent and str(above).startswith(str(tmp_path.parents[1])):
+            above.chmod(0o755)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - the parent looks at what it says
+        try:
+            os.setuid(65534)
+            (host,) = intake.read([place])
+            os.write(writing, "\n".join([*host.entries, *host.unrecognised]).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+
+    assert os.read(reading, 4096).decode().split("\n") == [
+        "nvidia_smi.topo_m",
+        "secret.txt: cannot be read: Permission denied",
+    ]
+
+
+def test_two_hosts_of_one_name_are_both_judged_and_told_apart(folder):
+    first, second = folder("x/node1", {"a.txt": TOPO}), folder("y/node1", {"a.txt": TOPO})
+    problems = []
+
+    hosts = intake.read([first, second], problems=problems)
+
+    assert [host.host for host in hosts] == ["node1", "node1-2"]
+    assert problems == [
+        f"{second}: is a second host named 'node1' (the first: {first}); shown as 'node1-2'",
+    ]
+
+
+def test_a_large_log_is_judged_by_its_head_and_tail(tmp_path, monkeypatch):
+    line = "[    1.165960] pci: {}\n"
+    text = "".join(line.format(number) for number in range(400))
+    (tmp_path / "dmesg.txt").write_text(text)
+    monkeypatch.setattr(intake, "MAX_TEXT", 4000)
+    monkeypatch.setattr(intake, "_LOG_HEAD", 1000)
+
+    (host,) = intake.read([tmp_path / "dmesg.txt"])
+    entry = host.entries["kernel_log"]
+    rows = entry.stdout.splitlines()
+
+    assert entry.truncated
+    assert rows[0] == line.format(0).strip()
+    assert rows[-1] == line.format(399).strip()
+    assert 3000 < len(entry.stdout) <= 4000
+    assert all(row.startswith("[    1.165960] pci: ") for row in rows)
+    assert "dmesg.txt: is large" in host.unrecognised[0]
+
+
+def test_a_file_of_hundreds_of_megabytes_is_bounded(tmp_path):
+    place = tmp_path / "dmesg.txt"
+    block = b"".join(b"[%12.6f] pci 0000:01:00.0: message %d\n" % (at, at) for at in range(20000))
+    with place.open("wb") as stream:
+        stream.write(b"[    0.000000] Linux version 6.8.0-1-generic (builder@x)\n")
+        while stream.tell() < 200 * 1024 * 1024:
+            stream.write(block)
+        stream.write(b"[99999.000001] the very last line\n")
+    started = time.monotonic()
 
     (host,) = intake.read([place])
 
-    assert set(host.entries) == {"nvidia_smi.topo_m"}
-    assert [line.split(":")[0] for line in host.unrecognised] == ["junk.bin", "large.txt"]
+    assert time.monotonic() - started < 20
+    text = host.entries["kernel_log"].stdout
+    assert len(text) <= intake.MAX_TEXT
+    assert "Linux version 6.8.0-1-generic" in text
+    assert text.endswith("the very last line\n")
+    assert "MiB in the middle" in host.unrecognised[0]
 
 
-def test_two_hosts_of_one_name_are_refused(folder):
-    first, second = folder("x/node1", {"a.txt": TOPO}), folder("y/node1", {"a.txt": TOPO})
+def test_a_folder_of_folders_keeps_each_hosts_nested_files_together(folder):
+    place = folder("fleet", {})
+    folder("fleet/a", {"topo.txt": TOPO})
+    folder("fleet/a/more", {"list.txt": "GPU 0: NVIDIA A30 (UUID: GPU-1)\n"})
+    folder("fleet/b/proc", {"cmdline": "BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro\n"})
+    folder("fleet/c", {})
+    problems = []
 
-    with pytest.raises(InputError, match="second host named 'node1'"):
-        intake.read([first, second])
+    hosts = intake.read([place], problems=problems)
+
+    assert {host.host: set(host.entries) for host in hosts} == {
+        "a": {"nvidia_smi.topo_m", "nvidia_smi.L"},
+        "b": {"proc.cmdline"},
+    }
+    assert [line for line in problems if "is an empty folder" in line] == problems
+    assert len(problems) == 1
+
+
+REPORT = """\
+Since the upgrade P2P is broken. My `dmesg` says NVRM: Xid (PCI:0000:01:00): 79 by the way.
+
+<details>
+<summary>topology</summary>
+
+~~~text
+$ nvidia-smi topo -m
+{topo}
+$ systemd-detect-virt
+kvm
+~~~
+
+</details>
+
+Output of `nvidia-smi topo -p2p w`:
+
+> ```
+> {p2p}> ```
+
+Something else:
+
+````
+```
+free words
+```
+````
+
+And the config of the VM (`cat /etc/pve/qemu-server/101.conf`), cut off:
+
+```ini
+machine: q35
+memory: 8192
+hostpci0: 01:00,pcie=1
+"""
+
+
+def test_a_bug_report_in_markdown_is_read_block_by_block(tmp_path):
+    report = REPORT.format(topo=TOPO, p2p=P2P.replace("\n", "\n> ").removesuffix("> "))
+    for name, text in (("a.md", report), ("b.md", report.replace("\n", "\r\n"))):
+        (tmp_path / name).write_text(text, newline="")
+        (host,) = intake.read([tmp_path / name])
+        assert list(host.entries) == [
+            "nvidia_smi.topo_m",
+            "detect_virt.vm",
+            "nvidia_smi.topo_p2p_w",
+            "pve.conf.101",
+        ]
+        line = report.splitlines().index("````") + 2
+        assert host.unrecognised == (f"{name}:{line}: no output that Peerlane knows",)
+
+
+def test_a_forum_paste_with_code_tags_is_read(tmp_path):
+    text = (
+        f"Hello all\n[code]\n{TOPO}[/code]\nand\n<pre><code>$ cat /etc/nccl.conf\n# a &amp; b\nNCCL_P2P_LEVEL=SYS\n"
+        f"</code></pre>\nbye\n"
+    )
+
+    (host,) = intake.read([], stdin=text)
+
+    assert set(host.entries) == {"nvidia_smi.topo_m", "etc.nccl.conf"}
+    assert "a & b" in host.entries["etc.nccl.conf"].stdout
