@@ -12,14 +12,11 @@ from ..core.snapshot import (
     Driver,
     FabricReport,
     Fact,
-    Nccl,
     NvidiaSmi,
     Package,
-    Setting,
 )
 from . import dkms, fabric, nvidia_facts, packages
 from . import driver as driver_text
-from . import nccl as nccl_text
 from .facts import Reading, Sources, said
 from .nvidia_facts import Told
 from .text import shorten
@@ -192,33 +189,3 @@ def _secure_boot(sources: Sources) -> Fact[str]:
         return fact
     firmware = sources.fact(packages.secure_boot_of_firmware, "boot")
     return firmware if firmware.known else fact
-
-
-def nccl(sources: Sources) -> Nccl:
-    """Read NCCL's settings from files, units and what its log says it took from the environment."""
-    settings: list[Setting] = []
-    origin, rows = "", []
-    for entry in sources.asked("etc.nccl.conf", "peerlane.services", "systemd.unit", *_NCCL_LOGS):
-        kind = entry.source.split("@")[0]
-        if kind in _NCCL_LOGS:
-            found = nccl_text.log_settings(entry.stdout)
-        elif kind == "etc.nccl.conf":
-            found = nccl_text.conf(entry.stdout, "/etc/nccl.conf")
-        else:
-            found = nccl_text.services(entry.stdout)
-        # A file that is not there, and a log that names no variable, differ: the first says that nothing is set.
-        absent = kind == "etc.nccl.conf" and bool(sources.absent(kind))
-        if found or absent or (entry.usable and kind not in _NCCL_LOGS):
-            origin = origin or entry.source
-            settings.extend(found)
-            rows += [f"{one.origin}: {one.name}={one.value}" for one in found]
-    fact: Fact[tuple[Setting, ...]] = sources.missing("etc.nccl.conf")
-    if origin:
-        fact = Fact(tuple(settings), origin, shorten(rows))
-    return Nccl(
-        settings=fact,
-        version=sources.fact(lambda text: said(nccl_text.log_version(text), text, "NCCL version"), *_NCCL_LOGS),
-    )
-
-
-_NCCL_LOGS = ("nccl.log", "nccl_tests", "engine.log")

@@ -11,7 +11,6 @@ from .text import lines
 _UNIT = re.compile(r"# ==> unit (\S+) <==")
 _ENVIRONMENT = re.compile(r"\s*Environment[= ](.*)")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)|using nccl==(\d+\.\d+[\w.+]*)")
-_FROM_ENVIRONMENT = re.compile(r"(NCCL_[A-Z0-9_]+) set by environment to ([^\s.]+)\.?")
 
 
 def conf(text: str, origin: str) -> tuple[Setting, ...]:
@@ -57,9 +56,3 @@ def log_version(text: str) -> str | None:
     """Return the version that an NCCL log names, with its CUDA: ``2.26.5+cuda12.9``."""
     found = _VERSION.search(text)
     return (found[1] or found[2]) if found else None
-
-
-def log_settings(text: str) -> tuple[Setting, ...]:
-    """Return the variables that an NCCL log says it took from the environment."""
-    found = dict.fromkeys(_FROM_ENVIRONMENT.findall(text))
-    return tuple(Setting(name, value, "environment, by the log") for name, value in found)

@@ -98,7 +98,16 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("nvidia_smi.nvlink_s", r"^[ \t]*Link \d+: (?:[\d.]+ GB/s|<inactive>)|^[ \t]*Nvlink queries are not"),
     ("nvidia_smi.nvlink_s", r"Unable to retrieve N[Vv][Ll]ink information"),
     ("nvidia_smi.dmon", r"^# gpu\s+pwr\s"),
+    # engines, their limits and what they stored
+    ("engines", r"^# ==> engine pid \d+ <=="),
+    ("p2p_caches", r'^# ==> \S*gpu_p2p_access_cache\S* modified \d+ <==|^\s*\{?\s*"\d+->\d+": (?:true|false)'),
+    ("docker.inspect", r'"HostConfig": ?\{'),
+    ("nccl.topology", r"\A\s*(?:# ==> .*\n)?\s*<system version=|^\s*<cpu numaid="),
+    ("proc.limits", r"^Limit\s+Soft Limit\s+Hard Limit|^Max locked memory\s+\S|^max locked memory\s+\("),
+    ("df.shm", r"^(?:shm|tmpfs|none)\s+\d\S*\s+\d\S*\s+\d\S*\s+\d+%\s+/dev/shm$"),
     # benchmarks and logs
+    ("nccl_tests.json", r'"nccl_version": ?\d+'),
+    ("nvbandwidth.json", r'"nvbandwidth" ?: ?\{'),
     ("nccl_tests", r"^# (?:nThread|nccl-tests version|Collective test)|out-of-place\s+in-place"),
     ("p2p_bandwidth_latency", r"P2P Connectivity Matrix|Bandwidth Matrix \(GB/s\)|^Device=\d+ CAN|pciBusID: "),
     ("p2p_bandwidth_latency", r"\bP2P=(?:Disabled|Enabled) .*Matrix|Peer-to-Peer\) GPU Bandwidth Latency Test"),
@@ -169,12 +178,13 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("modprobe.d", is_modprobe),
     ("proc.cmdline", is_command_line),
     ("systemd.unit", r"^\[(?:Service|Unit|Install)\]$"),
+    ("launch.script", r"\bvllm serve \S|-m (?:vllm\.entrypoints|sglang\.launch_server)|\bllama-server \S"),
     ("proc.meminfo", r"^MemTotal:\s"),
     ("numactl", r"^available: \d+ nodes"),
+    ("cgroup.devices", r"^[abc] \d+:(?:\d+|\*) [rwm]+$"),
     # recognised so that they are not called unknown; no rule reads them yet
     ("proc.iomem", r"^[ \t]*[0-9a-f]{4,16}-[0-9a-f]{4,16} : "),
     ("initramfs.log", r"^update-initramfs: "),
-    ("cgroup.devices", r"^[abc] \d+:(?:\d+|\*) [rwm]+$"),
     ("lockdown", r"\A\s*(?:\[none\]|none) (?:\[integrity\]|integrity) "),
 )
 

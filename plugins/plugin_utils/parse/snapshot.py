@@ -6,6 +6,7 @@ from ..core.evidence import EvidenceSet
 from ..core.snapshot import Snapshot
 from . import device_facts, driver_facts, host_facts, nvidia_facts, role, vm_facts
 from .facts import Sources
+from .runtime_facts import RuntimeFacts
 
 
 def build(evidence: EvidenceSet) -> Snapshot:
@@ -17,6 +18,7 @@ def build(evidence: EvidenceSet) -> Snapshot:
     pci = device_facts.pci(sources)
     smi = nvidia_facts.smi(sources)
     told = nvidia_facts.told(sources, smi)
+    runtime = RuntimeFacts(sources)
     return Snapshot(
         host=evidence.host,
         role=role.decide(sources, machine, cpu, kernel, pci, told.gpus),
@@ -33,7 +35,10 @@ def build(evidence: EvidenceSet) -> Snapshot:
         p2p=device_facts.p2p(sources),
         vm=vm_facts.vm(sources),
         driver=driver_facts.driver(sources, smi, told),
-        nccl=driver_facts.nccl(sources),
+        nccl=runtime.nccl(),
+        services=runtime.services(),
+        limits=runtime.limits(),
+        measurements=runtime.measurements(),
         evidence_index={entry.source: "" if entry.usable else evidence.why_missing(entry.source) for entry in evidence},
         inventory=evidence.inventory,
         unrecognised=evidence.unrecognised,

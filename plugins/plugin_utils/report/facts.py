@@ -52,7 +52,7 @@ def facts(snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, Any]:
         },
         "findings": [one.as_dict() for one in findings],
         "blocking": blocking(findings),
-        "measurements": {name: snapshot.measurements.get(name) for name in ("host", "p2p", "allreduce")},
+        "measurements": {name: shape["measurements"].get(name, []) for name in ("host", "p2p", "allreduce")},
         "advice": advice(snapshot, state, count.value),
     }
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..core.finding import RUNG_CLAIMED, RUNG_DELIVERED
+from ..core.measurement import Measurement, Pair
 from ..core.snapshot import Fact, P2pMatrix, Snapshot
-
-Pair = tuple[str, str]
+from .common import gpu_count
 
 # Reads, writes, or both in one table. Atomics over PCIe are never granted, so mode a is not judged.
 JUDGED_MODES = ("r", "w", "rw")
@@ -113,11 +113,69 @@ def why_no_grants(snapshot: Snapshot) -> str:
     return "nvidia-smi topo -p2p r and w were not read"
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """What the delivery tests of a host say together.
+
+    ``state``: delivered (every pair of the known GPUs), partly (some pairs), failed, inconclusive (the control without
+    P2P failed too), or None: no test has a verdict. ``rung`` is the highest that held for all of its pairs.
+    """
+
+    state: str | None
+    rung: int | None = None
+    pairs: frozenset[Pair] = frozenset()
+    bad: tuple[Measurement, ...] = ()
+    good: tuple[Measurement, ...] = ()
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Return what the state stands on."""
+        return self.bad or self.good
+
+
+def deliveries(snapshot: Snapshot, count: int | None) -> Delivery:
+    """Judge the tests in which the owner of the memory, or a value-checked collective, looked at the data.
+
+    A collective counts only over a known peer path; with P2P switched off it is the control: where that fails too, the
+    fault is not in the peer path.
+    """
+    tests = [one for kind, ones in snapshot.measurements.items() if kind != "host" for one in ones]
+    good = [one for one in tests if one.status == "ok" and (one.rung or 0) >= RUNG_DELIVERED]
+    bad = [one for one in tests if one.status in ("wrong_results", "hang") and _over_peers(one)]
+    controls = [one for one in tests if one.p2p_off and one.rows and one.complete]
+    broken = [one for one in controls if one.status != "ok"]
+    if bad and broken:
+        return Delivery("inconclusive", bad=tuple(bad))
+    if bad:
+        return Delivery("failed", bad=tuple(bad))
+    if not good:
+        return Delivery(None)
+    pairs = frozenset(pair for one in good for pair in _pairs(one))
+    wanted = count if count is not None else max(len(one.devices) for one in good)
+    whole = len(pairs) >= wanted * (wanted - 1)
+    rungs = [one.rung or 0 for one in good if len(_pairs(one)) == len(pairs)]
+    rung = max(rungs, default=RUNG_DELIVERED)
+    return Delivery("delivered" if whole else "partly", rung, pairs, good=tuple(good))
+
+
+def _over_peers(one: Measurement) -> bool:
+    """Whether a test with a bad end surely used peer access on one host."""
+    if one.p2p_off:
+        return False
+    return one.backend != "nccl-tests" or any(path.startswith("P2P") for path in one.transports)
+
+
+def _pairs(one: Measurement) -> set[Pair]:
+    """Return the ordered pairs that a good test vouches for, by name; a collective vouches for all of its GPUs."""
+    if one.copies:
+        return {pair for copy in one.copies for pair in (copy.devices, (copy.devices[1], copy.devices[0]))}
+    names = [f"GPU{device.index}" for device in one.devices]
+    return {(first, second) for first in names for second in names if first != second}
+
+
 def delivery(snapshot: Snapshot) -> str | None:
     """Return how the delivery test of the GPUs' paths ended: ``delivered``, ``failed`` ..., or None: not run."""
-    found = snapshot.measurements.get("p2p")
-    status = found.get("status") if isinstance(found, Mapping) else None
-    return str(status) if status else None
+    return deliveries(snapshot, gpu_count(snapshot).value).state
 
 
 @dataclass(frozen=True)
@@ -132,14 +190,14 @@ class PathState:
     reason: str
 
 
-def path_state(snapshot: Snapshot, gpu_count: int | None) -> PathState:
+def path_state(snapshot: Snapshot, count: int | None) -> PathState:
     """Return the state of the paths between GPUs with the rung that it reached."""
-    if gpu_count is not None and gpu_count < 2:
+    if count is not None and count < 2:
         return PathState("single", None, "less than two GPUs")
-    ended = delivery(snapshot)
-    if ended == "delivered":
-        return PathState("delivered", RUNG_DELIVERED, "the owner of the memory read the right bytes")
-    if ended == "failed":
+    ended = deliveries(snapshot, count)
+    if ended.state == "delivered":
+        return PathState("delivered", ended.rung, "the owner of the memory read the right bytes")
+    if ended.state == "failed":
         return PathState("failed", RUNG_CLAIMED, "the delivery test failed")
     found = grants(snapshot)
     if found is None or not found.codes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import DkmsState, Setting
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import dkms, driver, machine, nccl, packages
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import dkms, driver, machine, nccl, nccl_log, packages
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse.text import RefusedError
 
 
@@ -261,4 +261,4 @@ def test_an_nccl_log_tells_its_version_and_what_it_took():
     )
 
     assert nccl.log_version(text) == "2.27.3+cuda12.9"
-    assert [(one.name, one.value) for one in nccl.log_settings(text)] == [("NCCL_P2P_LEVEL", "PHB")]
+    assert nccl_log.parse(text).settings == (("NCCL_P2P_LEVEL", "PHB"),)

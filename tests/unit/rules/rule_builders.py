@@ -7,6 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import Finding
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.measurement import (
+    CollectiveRow,
+    Copy,
+    Device,
+    Measurement,
+    Timing,
+)
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import (
     Approval,
     AptChange,
@@ -155,6 +162,34 @@ def topology(
 
 def settings(**values: str) -> Nccl:
     return Nccl(settings=fact(tuple(Setting(name, value, "/etc/nccl.conf") for name, value in values.items())))
+
+
+# --- measurements ---------------------------------------------------------------------------------------------------
+
+
+def delivered(count: int = 2, rung: int = 3) -> dict[str, tuple[Measurement, ...]]:
+    """A value-checked all-reduce over peer paths of this many GPUs, without a wrong value."""
+    devices = tuple(Device(one, host="h") for one in range(count))
+    rows = (CollectiveRow(1024, 256, "float", "sum", Timing(20.0, 0.1, 0.1, 0), Timing(20.0, 0.1, 0.1, 0)),)
+    return {
+        "allreduce": (
+            Measurement("allreduce", "nccl-tests", "ok", rung, devices, results=rows, transports=("P2P/CUMEM",),
+                        source="nccl_tests", excerpt="# Out of bounds values : 0 OK"),
+        )
+    }  # fmt: skip
+
+
+def not_delivered() -> dict[str, tuple[Measurement, ...]]:
+    """A simpleP2P run whose data was wrong."""
+    error = {"element": "0", "value": "nan", "expected": "0.000000"}
+    line = "Verification error @ element 0: val = nan, ref = 0.000000"
+    return {
+        "p2p": (
+            Measurement("p2p", "simpleP2P", "wrong_results", 1, (Device(0), Device(1)),
+                        results=(Copy(("GPU0", "GPU1"), 20.0, False, error),), failure=line, source="simple_p2p",
+                        excerpt=line),
+        )
+    }  # fmt: skip
 
 
 # --- virtual machines -----------------------------------------------------------------------------------------------

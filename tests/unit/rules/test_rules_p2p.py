@@ -9,8 +9,8 @@ import rule_builders as b
 from rule_builders import TWO
 
 CLIQUE = "x-nv-gpudirect-clique"
-DELIVERED = MappingProxyType({"p2p": {"status": "delivered"}})
-FAILED = MappingProxyType({"p2p": {"status": "failed"}})
+DELIVERED = MappingProxyType(b.delivered(8))
+FAILED = MappingProxyType(b.not_delivered())
 
 
 def sets(*pairs: tuple[str, int | str]) -> str:
