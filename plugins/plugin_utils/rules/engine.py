@@ -13,7 +13,7 @@ from ..core.finding import SEVERITIES, Finding, Severity
 from ..core.snapshot import NOT_READ, Snapshot
 
 # Importing a family puts its rules on the list.
-from . import driver, hygiene, hypervisor, identity, mmio, p2p, vm_config  # noqa: F401
+from . import driver, hygiene, hypervisor, identity, mmio, p2p, vm_config, vm_resources, vm_settings  # noqa: F401
 from .common import SECURITY_NOTES, listed
 from .join import JoinedFleet, tie
 from .registry import RULES, Fleet, Rule, Verdict, as_finding, verdict

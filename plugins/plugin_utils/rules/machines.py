@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..core.finding import Excerpt
 from ..core.snapshot import HostPci, PciFunction, Snapshot, VmConfig
+from .knowledge import number
 from .registry import Fleet, Judge, Verdict, verdict
 
 _SMALL_VM_KEYS = ("smbios1", "vmgenid", "meta")
@@ -197,6 +198,20 @@ def restart_vm(config: VmConfig) -> str:
         down = f"timeout 300 sh -c \"until virsh domstate {number} | grep -q 'shut off'; do sleep 2; done\""
         return f"virsh shutdown {number} && {down} && virsh start {number}"
     return f"qm shutdown {number} && qm start {number}"
+
+
+def memory_mib(config: VmConfig) -> int | None:
+    """Return the memory of a VM: ``131072`` or ``current=131072``; Proxmox's default where a whole file has none."""
+    given = config.option("memory", "current", "current")
+    if given is not None:
+        return int(given) if given.isdigit() else None
+    return number("pve.default_memory_mib") if config_is_whole(config, "memory") else None
+
+
+def vcpu_count(config: VmConfig) -> int:
+    """Return the vCPUs of a VM: cores by sockets, one of each by default."""
+    cores, sockets = (config.settings.get(key, "1") for key in ("cores", "sockets"))
+    return (int(cores) if cores.isdigit() else 1) * (int(sockets) if sockets.isdigit() else 1)
 
 
 def without_option(raw: str, *names: str) -> str:
