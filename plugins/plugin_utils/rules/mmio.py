@@ -35,6 +35,8 @@ def _guest_bits(snapshot: Snapshot, config: VmConfig) -> int | str:
     host = snapshot.cpu.physical_bits
     if given is not None and given.isdigit():
         return int(given)
+    if cpu_type(config) == "host-model":
+        return "the address bits of a host-model CPU depend on the version of libvirt: look into the guest"
     as_host = reports_host_cpu(snapshot, config)
     if isinstance(as_host, str):
         return as_host
@@ -87,6 +89,7 @@ def _phys_bits(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
                     config,
                     f"qm set {vmid(config)} --cpu "
                     f"'{without_option(config.settings.get('cpu', 'host'), 'phys-bits')},phys-bits={host}'",
+                    libvirt=f"<cpu mode='host-passthrough'>: <maxphysaddr mode='passthrough' limit='{host}'/>",
                 ),
                 risk=stop_risk(display_functions(lines)),
             ),
@@ -99,7 +102,7 @@ def _phys_bits(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
             subject=vm(config),
             fix=Fix(
                 "Give the guest the host's CPU, and with it the host's address bits",
-                change_vm("B5", config, f"qm set {vmid(config)} --cpu host"),
+                change_vm("B5", config, f"qm set {vmid(config)} --cpu host", libvirt=_HOST_CPU),
                 risk=stop_risk(display_functions(lines)),
             ),
             explains=("B11",),
@@ -112,7 +115,7 @@ def _phys_bits(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
             subject=vm(config),
             fix=Fix(
                 "Use the host's CPU, or add the flag",
-                change_vm("B5", config, f"qm set {vmid(config)} --cpu host"),
+                change_vm("B5", config, f"qm set {vmid(config)} --cpu host", libvirt=_HOST_CPU),
                 risk=stop_risk(display_functions(lines)),
             ),
         )
@@ -167,6 +170,14 @@ def _knob_steps(config: VmConfig, knob_mib: int) -> tuple[str, ...]:
     return (f"qm set {vmid(config)} --args {shlex.quote(f'{old} {new}'.strip())}",)
 
 
+_HOST_CPU = "<cpu mode='host-passthrough' check='none'/>"
+
+
+def _knob_advice(knob_mib: int) -> str:
+    word = f"name=opt/ovmf/X-PciMmio64Mb,string={knob_mib}"
+    return f"<qemu:commandline>: <qemu:arg value='-fw_cfg'/> <qemu:arg value='{word}'/>"
+
+
 def _power_above(size: int) -> int:
     power = 1
     while power < size:
@@ -218,7 +229,12 @@ def _window_of_vm(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tup
             subject=vm(config),
             fix=Fix(
                 "Make the knob smaller than half of the address space",
-                change_vm("B11", config, *_knob_steps(config, (1 << (bits - 2)) // _MIB)),
+                change_vm(
+                    "B11",
+                    config,
+                    *_knob_steps(config, (1 << (bits - 2)) // _MIB),
+                    libvirt=_knob_advice((1 << (bits - 2)) // _MIB),
+                ),
                 risk=stop_risk(display_functions(lines)),
             ),
         )
@@ -275,18 +291,22 @@ def _size(size: int | None) -> str:
 def _window_fix(snapshot: Snapshot, config: VmConfig, need: int, bits: int, lines: Sequence[Passed]) -> Fix:
     host = snapshot.cpu.physical_bits.value
     steps: list[str] = []
+    advice: list[str] = []
     if cpu_type(config) != "host":
         steps.append(f"qm set {vmid(config)} --cpu host")
+        advice.append(_HOST_CPU)
         bits = host or bits
     power = _power_above(need)
     if need > _window_bytes(bits, None):
         if power * 2 < 1 << bits:
             steps += _knob_steps(config, power // _MIB)
+            advice.append(_knob_advice(power // _MIB))
         else:
-            steps.append(f"# {_gib(need)} of BARs do not fit into {bits} address bits: pass fewer GPUs to this VM")
+            advice.append(f"{_gib(need)} of BARs do not fit into {bits} address bits: pass fewer GPUs to this VM")
+            steps.append(f"# {advice[-1]}")
     return Fix(
         "Give the guest the host's address bits first, then a larger OVMF window",
-        change_vm("B11", config, *steps),
+        change_vm("B11", config, *steps, libvirt=advice),
         risk=(
             f"{stop_risk(display_functions(lines))} Too large a value hangs the firmware with a black console: keep "
             "the old args."

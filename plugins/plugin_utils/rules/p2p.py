@@ -94,7 +94,12 @@ def _clique_fix(snapshot: Snapshot, fleet: Fleet, rule_id: str, clique: int = 0)
             summary,
             (
                 f"# on {home.host}",
-                *change_vm(rule_id, home.config, *_set_clique(home.config, lines, clique)),
+                *change_vm(
+                    rule_id,
+                    home.config,
+                    *_set_clique(home.config, lines, clique),
+                    libvirt=clique_elements(lines, clique),
+                ),
                 f"# in {snapshot.host}",
                 *check,
             ),
@@ -141,6 +146,19 @@ def _set_clique(config: VmConfig, lines: Sequence[Passed], clique: int) -> tuple
     return (
         *(f"qm set {number_} --{one.name} '{with_function(one)}'" for one in whole),
         f"qm set {number_} --args {shlex.quote(shlex.join(kept))}",
+    )
+
+
+def clique_elements(lines: Sequence[Passed], clique: int) -> tuple[str, ...]:
+    """Return the elements of a libvirt domain that give each of these devices a clique, one line each."""
+    prop = f"<qemu:property name='{CLIQUE}' type='unsigned' value='{clique}'/>"
+    return (
+        "<domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>, and in it one <qemu:override> with:",
+        *(
+            f"<qemu:device alias='{one.name}'><qemu:frontend>{prop}</qemu:frontend></qemu:device>"
+            for one in lines
+            if one.gpu is not False
+        ),
     )
 
 
@@ -342,7 +360,7 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
     configured = {one.index for one in config.hostpci}
     wrong: list[str] = []
     for one in sets:
-        name = f"hostpci{one.index}"
+        name = f"{'hostdev' if config.manager == 'libvirt' else 'hostpci'}{one.index}"
         if one.index not in configured:
             wrong.append(f"there is no line {name}")
         elif one.index not in by_index:
@@ -366,7 +384,12 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
     fix = Fix(
         "Set the same clique on each GPU line, and keep the other arguments",
         (
-            *change_vm("D3", config, *_set_clique(config, lines, _first_clique(sets))),
+            *change_vm(
+                "D3",
+                config,
+                *_set_clique(config, lines, _first_clique(sets)),
+                libvirt=clique_elements(lines, _first_clique(sets)),
+            ),
             *_delivery_test(len(lines)),
         ),
         risk=f"{_CLIQUE_NOTE} {stop_risk(display_functions(lines))}",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import Snapshot, VmConfig
 from .common import MENLO_GAIN, RISK_STOP, listed, stop_risk
 from .join import guest_of
-from .knowledge import names
+from .knowledge import names, number
 from .machines import (
     CLIQUE,
     Passed,
@@ -26,6 +28,7 @@ from .machines import (
     hides_kvm,
     peers_wanted,
     reports_host_cpu,
+    restart_vm,
     runs_as_asked,
     split_arguments,
     vm,
@@ -93,7 +96,7 @@ def _hidden(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pas
             subject=vm(config),
             fix=Fix(
                 "Show KVM to the guest",
-                change_vm("B1", config, command),
+                change_vm("B1", config, command, libvirt="<features><kvm>: remove <hidden state='on'/>"),
                 risk=stop_risk(display_functions(lines)),
             ),
         )
@@ -114,7 +117,7 @@ def _hidden(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pas
             subject=vm(config),
             fix=Fix(
                 "Stop and start the VM: the old QEMU process keeps the old command line",
-                (f"qm shutdown {number_} && qm start {number_}",),
+                (restart_vm(config),),
                 risk=stop_risk(display_functions(lines)),
             ),
         )
@@ -251,7 +254,12 @@ def _hv_vendor(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[
             subject=vm(config),
             fix=Fix(
                 "Show KVM to the guest and drop the vendor id",
-                change_vm("B3", config, f"qm set {vmid(config)} --cpu '{cpu}'"),
+                change_vm(
+                    "B3",
+                    config,
+                    f"qm set {vmid(config)} --cpu '{cpu}'",
+                    libvirt="<features>: remove <kvm><hidden state='on'/> and <hyperv><vendor_id .../>",
+                ),
                 risk=stop_risk(display_functions(lines)),
             )
             if hidden
@@ -310,20 +318,27 @@ def _cpu_host(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[P
             reason=host,
         )
         return
-    shown = kind or "kvm64, the default"
+    default = "qemu64" if config.manager == "libvirt" else "kvm64"
+    shown = kind or f"{default}, the default"
     lacking = " and lacks AVX2" if (kind or "kvm64") in names("cpu.types_without_avx2") else ""
     wanted = peers_wanted(snapshot, config)
     rest = [part for part in config.settings.get("cpu", "").split(",")[1:] if not part.startswith("reported-model")]
     cpu = ",".join(["host", *rest])
+    copied = kind == "host-model"
     yield verdict(
-        "fail" if wanted else "warn",
+        "fail" if wanted and not copied else "warn",
         f"VM {config.vmid} has CPU type {shown}, which is not the host's{lacking}",
         conf_line(config, "cpu"),
         subject=vm(config),
-        severity=None if wanted else "medium",
+        severity=None if wanted and not copied else "medium",
         fix=Fix(
             "Give the guest the host's CPU",
-            change_vm("B4", config, f"qm set {vmid(config)} --cpu '{cpu}'"),
+            change_vm(
+                "B4",
+                config,
+                f"qm set {vmid(config)} --cpu '{cpu}'",
+                libvirt="<cpu mode='host-passthrough' check='none'/>",
+            ),
             risk=stop_risk(display_functions(lines)),
         ),
     )
@@ -368,7 +383,12 @@ def _machine(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pa
         subject=vm(config),
         fix=Fix(
             "Change the machine type, with the console open",
-            change_vm("B6", config, f"qm set {vmid(config)} --machine q35"),
+            change_vm(
+                "B6",
+                config,
+                f"qm set {vmid(config)} --machine q35",
+                libvirt="<type machine='q35'>; remove all <controller type='pci'> and the guest's <address type='pci'>",
+            ),
         ),
         explains=("B7",),
     )
@@ -394,12 +414,14 @@ def _machine(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pa
 )
 @each_vm
 def _pcie(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
-    bare = [one for one in lines if not one.line.flag("pcie")]
+    # libvirt itself puts a device without an address on a root port of a q35 machine.
+    placed = config.manager == "libvirt"
+    bare = [one for one in lines if not one.line.flag("pcie") and not (placed and "pcie" not in one.line.options)]
     machine = config.settings.get("machine", "")
     if not bare:
         yield verdict(
             "pass",
-            f"Every GPU of VM {config.vmid} has pcie=1",
+            f"Every GPU of VM {config.vmid} has {'a PCIe port' if placed else 'pcie=1'}",
             conf_line(config, *(one.name for one in lines)),
             subject=vm(config),
         )
@@ -435,7 +457,7 @@ def _pcie(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passe
     number_ = vmid(config)
     yield verdict(
         "fail",
-        f"{what} of VM {config.vmid} has no pcie=1, so the guest sees no PCIe link",
+        f"{what} of VM {config.vmid} has no {'PCIe port' if placed else 'pcie=1'}, so the guest sees no PCIe link",
         conf_line(config, *(one.name for one in bare)),
         subject=vm(config),
         fix=Fix(
@@ -444,6 +466,7 @@ def _pcie(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passe
                 "B7",
                 config,
                 *(f"qm set {number_} --{one.name} '{_line_without(one, 'pcie')},pcie=1'" for one in bare),
+                libvirt="the <address> of each hostdev: the bus of a <controller model='pcie-root-port'> of its own",
             ),
             risk=stop_risk(display_functions(lines)),
         ),
@@ -555,19 +578,21 @@ _PENDING_KEYS = re.compile(r"cpu|machine|args|hostpci\d+|memory|numa\d*|bios|bal
 def _pending(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passed, ...]) -> Iterator[Verdict]:
     keys = sorted({key for key in config.pending or () if _PENDING_KEYS.fullmatch(key)})
     deletes = sorted({key for key in config.pending_deletes if _PENDING_KEYS.fullmatch(key)})
-    number_ = vmid(config)
+    look = f"virsh dumpxml --inactive {vmid(config)}" if config.manager == "libvirt" else f"qm pending {vmid(config)}"
     fix = Fix(
-        "Stop and start the VM so that it runs what is configured",
-        (f"qm pending {number_}", f"qm shutdown {number_} && qm start {number_}"),
+        "Stop and start the VM so that it runs what is configured: a reboot inside the guest does not",
+        (look, restart_vm(config)),
         risk=stop_risk(display_functions(lines)),
     )
+    inside = _rebooted_inside(guest_of(snapshot, config, fleet), config)
     if keys or deletes:
         changes = [*keys, *(f"{key} (removed)" for key in deletes)]
         shown = [f"new {key}: {(config.pending or {}).get(key)}" for key in keys] + [f"del {key}" for key in deletes]
         yield verdict(
             "warn",
-            f"VM {config.vmid} has changes that wait for a stop and start: {listed(changes)}",
+            f"VM {config.vmid} has changes that wait for a stop and start: {listed(changes)}{inside.words}",
             Excerpt("pve.qm_pending", "\n".join(shown)),
+            *inside.evidence,
             subject=vm(config),
             severity="medium",
             fix=fix,
@@ -584,8 +609,9 @@ def _pending(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pa
         if different:
             yield verdict(
                 "warn",
-                f"VM {config.vmid} does not run as configured: {listed(different)}",
+                f"VM {config.vmid} does not run as configured: {listed(different)}{inside.words}",
                 arguments,
+                *inside.evidence,
                 conf_line(config, *(key for key in ("args", "cpu", "machine") if key in config.settings)),
                 subject=vm(config),
                 severity="medium",
@@ -605,6 +631,37 @@ def _pending(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Pa
     )
 
 
+@dataclass(frozen=True)
+class _Inside:
+    """What tells that a guest was only rebooted from inside: words for a title, and the times."""
+
+    words: str = ""
+    evidence: tuple[Excerpt, ...] = ()
+
+
+def _rebooted_inside(guest: Snapshot | None, config: VmConfig) -> _Inside:
+    """Compare the guest's boot time with the start of its QEMU process, which a reboot from inside does not end."""
+    started, changed = config.started_at, config.changed_at
+    booted = guest.machine.booted_at if guest is not None else None
+    if guest is None or booted is None or booted.value is None or started.value is None:
+        return _Inside()
+    if booted.value - started.value < number("vm.reboot_inside_s"):
+        return _Inside()
+    rows = [f"QEMU process started {_utc(started.value)}"]
+    rows += [f"configuration changed {_utc(changed.value)}"] if changed.value is not None else []
+    rows.append(f"{guest.host} booted {_utc(booted.value)}")
+    words = f"; {guest.host} was only rebooted from inside, which keeps the old QEMU process"
+    return _Inside(words, (Excerpt(started.source, "\n".join(rows)),))
+
+
+def _utc(seconds: int) -> str:
+    """Return a time of day in UTC; a number that is none as it is."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="minutes")
+    except (ValueError, OverflowError, OSError):
+        return f"at {seconds} s"
+
+
 def _differences(config: VmConfig, lines: Sequence[Passed]) -> list[str]:
     running = list(config.running_arguments.value or ())
     text = "\n".join(running)
@@ -617,6 +674,18 @@ def _differences(config: VmConfig, lines: Sequence[Passed]) -> list[str]:
         found.append("it still has a clique that is configured no more")
     kind = cpu_type(config)
     cpu = next((value for flag, value in itertools.pairwise(running) if flag == "-cpu"), "")
+    hides = _true(config.option("cpu", "hidden")) or any(one.line.flag("x-vga") for one in lines)
+    if (
+        hides_kvm(running)
+        and not hides
+        and not hides_kvm(vm_arguments(config))
+        and not (kind or "").startswith("custom-")
+    ):
+        found.append("it runs with kvm=off")
+    machine = next((value for flag, value in itertools.pairwise(running) if flag == "-machine"), "")
+    wanted = config.option("machine", "type", "type") or ""
+    if machine and wanted and ("q35" in machine) != ("q35" in wanted):
+        found.append(f"it runs as machine {machine.split(',')[0]}, not {wanted}")
     if cpu and kind and not kind.startswith("custom-") and cpu.split(",")[0] != kind and "-" not in kind:
         found.append(f"it runs with cpu {cpu.split(',')[0]}, not {kind}")
     missing = [one.name for one in lines if not re.search(rf"\bid(?:=|\"\s*:\s*\"){one.name}\b", text)]
@@ -664,6 +733,9 @@ def _args_syntax(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tupl
         complaints.append("a quote is not closed")
     else:
         complaints += _bad_words(words, config)
+    by_set = config.manager == "libvirt" and 'value="-set"' in config.lines.get("args", "")
+    if by_set and not (config.running_arguments.known and runs_as_asked(config)):
+        complaints.append("libvirt writes devices as JSON, which -set cannot address (use <qemu:override>)")
     if complaints:
         yield verdict(
             "fail",
@@ -702,7 +774,7 @@ def _bad_words(words: Sequence[str], config: VmConfig) -> list[str]:
             complaints.append(f"-set is not followed by group.id.property=value ({value or 'nothing'})")
             continue
         group, device, rest = value.split(".", 2)
-        target = re.fullmatch(r"hostpci(\d+)", device)
+        target = re.fullmatch(r"host(?:pci|dev)(\d+)", device)
         if group == "device" and target and int(target.group(1)) not in known:
             complaints.append(f"-set names {device}, but there is no such line")
         if group == "device" and target and re.match(r"\d+\.", rest):

@@ -509,7 +509,7 @@ def _ranges(cpus: frozenset[int]) -> str:
 @rule(
     "B21",
     "vhost-regions",
-    title="vhost accepts the memory regions of a VM with many GPUs",
+    title="The host's vhost accepts the memory regions of a VM with many GPUs",
     roles=("hypervisor",),
     severity="high",
     looks_at=("vhost.max_mem_regions", "pve.conf", "kernel_log"),
