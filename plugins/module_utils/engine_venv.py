@@ -62,3 +62,9 @@ def older(found: tuple[int, int], oldest: str) -> bool:
     """Whether a Python (major, minor) is older than ``3.10``."""
     major, minor = oldest.split(".")[:2]
     return found < (int(major), int(minor))
+
+
+def missing_flags(cpuinfo: str, wanted: list[str]) -> list[str]:
+    """Return which CPU features a ``/proc/cpuinfo`` text lacks; none where it lists none, as on other CPUs than x86."""
+    found = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    return [flag for flag in wanted if flag not in found.group(1).split()] if found else []

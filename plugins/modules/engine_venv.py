@@ -15,6 +15,8 @@ author:
 description:
   - Builds a virtual environment from a lock of all packages, beside its place, tries it, and renames it into place.
   - A venv that is there and complete is never changed. What an interrupted run left behind is removed.
+  - Where the venv has to be built and O(packages) are missing, nothing is built and RV(missing_packages) names them.
+    Install them and call the module again.
 options:
   home:
     description: Folder of the venv. Its name should tell engine, version and build apart from others.
@@ -56,6 +58,16 @@ options:
   wheelhouse:
     description: Folder on the host with all wheels. No package index is asked then.
     type: path
+  packages:
+    description: Packages of the distribution that building and running need.
+    type: list
+    elements: str
+    default: []
+  cpu_flags:
+    description: CPU features that the engine needs, as C(/proc/cpuinfo) of an x86 CPU names them.
+    type: list
+    elements: str
+    default: []
   disk_mb:
     description: Megabytes (1e6 bytes) that the venv needs.
     type: int
@@ -102,6 +114,11 @@ removed:
   returned: success
   type: list
   elements: str
+missing_packages:
+  description: Packages of O(packages) that are not installed; empty where the venv is complete.
+  returned: success
+  type: list
+  elements: str
 build_s:
   description: Seconds that the build took.
   returned: success
@@ -118,7 +135,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.peerlane.gpu.plugins.module_utils import engine_venv
+from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, engine_venv
 
 VERSION_CODE = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
@@ -159,6 +176,34 @@ def refuse_python(module, python, version):
                 "use the system's Python".format(os.path.realpath(python), folder)
             )
         folder = os.path.dirname(folder)
+
+
+def refuse_cpu(module):
+    """Fail with one line where the CPU lacks a feature that the engine needs."""
+    cpu = bounded.value("/proc/cpuinfo") or ""
+    lacking = engine_venv.missing_flags(cpu, module.params["cpu_flags"])
+    if lacking:
+        module.fail_json(
+            msg="{0} needs the CPU features {1}, which this CPU does not have; "
+            "in a virtual machine set the CPU type to host".format(module.params["engine"], ", ".join(lacking))
+        )
+
+
+def missing_packages(module):
+    """Return which of the packages dpkg does not have installed."""
+    wanted = module.params["packages"]
+    if not wanted:
+        return []
+    query = [
+        module.get_bin_path("dpkg-query", required=True),
+        "--show",
+        "--showformat",
+        "${Package} ${db:Status-Status}\\n",
+    ]
+    # A package that is not known ends with 1, and is missing.
+    _code, out, _err = module.run_command(query + wanted)
+    installed = {line.split()[0] for line in out.splitlines() if line.endswith(" installed")}
+    return [name for name in wanted if name not in installed]
 
 
 class Builder:
@@ -326,6 +371,8 @@ def main():
             "oldest_python": {"type": "str", "default": "3.9"},
             "installer": {"type": "str", "choices": ["auto", "uv", "pip"], "default": "auto"},
             "wheelhouse": {"type": "path"},
+            "packages": {"type": "list", "elements": "str", "default": []},
+            "cpu_flags": {"type": "list", "elements": "str", "default": []},
             "disk_mb": {"type": "int", "default": 0},
             "timeout_s": {"type": "int", "default": 1800},
         },
@@ -339,7 +386,12 @@ def main():
         == str(record.get("python", "")).rsplit(".", 1)[0]
     )
     result = {"home": home, "record": record, "installer": "", "removed": [], "build_s": 0.0, "changed": False}
+    result["missing_packages"] = []
     if works:
+        module.exit_json(**result)
+    refuse_cpu(module)
+    result["missing_packages"] = missing_packages(module)
+    if result["missing_packages"] and not module.check_mode:
         module.exit_json(**result)
     python = module.params["python"]
     version = python_version(module, python)

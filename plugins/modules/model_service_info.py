@@ -167,8 +167,8 @@ def user_exists(name):
 
 
 def link_name(path):
-    """Return the last part of where a link points, or ""."""
-    return os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
+    """Return the last part of where a link points, or "" where it points to no folder."""
+    return os.path.basename(os.readlink(path)) if os.path.islink(path) and os.path.isdir(path) else ""
 
 
 def main():

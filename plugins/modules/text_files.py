@@ -13,8 +13,8 @@ version_added: "0.1.0"
 author:
   - The Peerlane authors (@peerlane)
 description:
-  - Does for a list of files what M(ansible.builtin.copy) with O(ansible.builtin.copy#module:content) does for one, in one
-    round trip. Files are owned by the user that the module runs as; their folders are made where they are missing.
+  - Does for a list of files what M(ansible.builtin.copy) with O(ansible.builtin.copy#module:content) does for one, in
+    one round trip. Files are owned by the user that the module runs as; their folders are made where they are missing.
   - Render a template on the controller with P(ansible.builtin.template#lookup).
 options:
   files:
@@ -141,7 +141,9 @@ def main():
         try:
             before = read(path)
             # In check mode this only says whether the mode would change.
-            wrong_mode = before is not None and before == after and module.set_mode_if_different(path, wanted["mode"], False)
+            wrong_mode = (
+                before is not None and before == after and module.set_mode_if_different(path, wanted["mode"], False)
+            )
             if before == after and not wrong_mode:
                 continue
             result["changed"] = True

@@ -89,8 +89,3 @@ def version_of(one: Engine, version: str, where: str = "inference_engine_version
         have = ", ".join(one.versions)
         raise InputError(f"{one.name} {version!r} has no lock in this release of Peerlane", where, f"available: {have}")
     return version
-
-
-def missing_cpu_flags(one: Engine, flags: frozenset[str]) -> tuple[str, ...]:
-    """Return the CPU features that the engine needs and this CPU does not have."""
-    return tuple(flag for flag in one.cpu_flags if flag not in flags)

@@ -47,3 +47,15 @@ def test_scripts_get_the_last_place_of_the_venv():
 )
 def test_python_versions_are_compared_as_numbers(found, oldest, older):
     assert engine_venv.older(found, oldest) is older
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "missing"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu fma f16c bmi2\n", ["avx2"]),
+        ("flags\t\t: fpu avx2 fma\nvmx flags\t: ept\n", []),
+        ("Features\t: fp asimd\n", []),
+    ],
+)
+def test_cpu_features_are_missed_only_where_the_cpu_lists_some(cpuinfo, missing):
+    assert engine_venv.missing_flags(cpuinfo, ["avx2", "fma"]) == missing

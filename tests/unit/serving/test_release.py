@@ -187,10 +187,6 @@ def test_a_version_without_a_lock_is_refused():
     assert engines.version_of(ENGINE, "") == ENGINE.newest
 
 
-def test_missing_cpu_features_are_named():
-    assert engines.missing_cpu_flags(ENGINE, frozenset({"fma", "f16c", "bmi2"})) == ("avx2",)
-
-
 def test_every_lock_pins_every_line_with_hashes():
     from pathlib import Path
 

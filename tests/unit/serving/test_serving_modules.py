@@ -227,12 +227,21 @@ def test_a_check_run_builds_nothing(run, tmp_path):
         ({"oldest_python": "9.0"}, "e needs 9.0 or newer"),
         ({"disk_mb": 10**12}, "not enough space"),
         ({"wheelhouse": "/none"}, "the wheelhouse /none is no folder"),
+        ({"cpu_flags": ["fpu", "no_such_feature"]}, "e needs the CPU features no_such_feature, which this CPU"),
     ],
 )
 def test_what_cannot_be_built_is_said_before(run, tmp_path, options, says):
     result = run(engine_venv, **venv(tmp_path, **options))
     assert says in result["msg"]
     assert tree(tmp_path) == {}
+
+
+def test_missing_packages_come_before_the_build(run, tmp_path):
+    options = venv(tmp_path, packages=["dpkg", "no-such-package"])
+    result = run(engine_venv, **options)
+    assert result["missing_packages"] == ["no-such-package"] and not result["changed"]
+    assert tree(tmp_path) == {}
+    assert run(engine_venv, check=True, **options)["changed"]
 
 
 def test_a_python_that_others_cannot_reach_is_refused(run, tmp_path):
