@@ -13,7 +13,23 @@ from ..core.finding import SEVERITIES, Finding, Severity
 from ..core.snapshot import NOT_READ, Snapshot
 
 # Importing a family puts its rules on the list.
-from . import driver, hygiene, hypervisor, identity, mmio, p2p, vm_config, vm_resources, vm_settings  # noqa: F401
+from . import (  # noqa: F401
+    driver,
+    gpu_health,
+    gpu_state,
+    guest_view,
+    hygiene,
+    hypervisor,
+    identity,
+    links,
+    mmio,
+    p2p,
+    paths,
+    vm_config,
+    vm_resources,
+    vm_settings,
+    xid,
+)
 from .common import SECURITY_NOTES, listed
 from .join import JoinedFleet, tie
 from .registry import RULES, Fleet, Rule, Verdict, as_finding, verdict

@@ -29,7 +29,7 @@ from .machines import (
     vmid,
     with_function,
 )
-from .peers import Grants, Pair, components, delivery, grants, why_no_grants
+from .peers import Grants, components, delivery, delivery_test, grants, groups, shown, why_no_grants
 from .registry import Fleet, Verdict, rule, verdict
 
 _CLIQUE_NOTE = (
@@ -44,24 +44,7 @@ _NO_PUBLIC_PROOF = (
 )
 
 
-def _delivery_test(gpus: int | None) -> tuple[str, ...]:
-    """Return the commands that show whether peer data arrives: a control without P2P first, then the same with it."""
-    perf = f"all_reduce_perf -b 4 -e 16M -f 4 -c 1 -g {gpus or 2}"
-    return (
-        "# in the guest, with no engine running (nccl-tests); the control must pass first, with #wrong 0",
-        f"NCCL_P2P_DISABLE=1 timeout 120 {perf}",
-        f"NCCL_P2P_LEVEL=SYS timeout 120 {perf}",
-        "# a time-out or any #wrong above 0: nothing is delivered, take the way back; then try a known answer of "
-        "the engine",
-    )
-
-
 _LOOK_AT_CPU = ("# on the hypervisor; VMID is this guest's id there", "qm config VMID | grep -E '^cpu|x-vga|^args'")
-
-
-def _shown(pairs: list[Pair]) -> str:
-    undirected = dict.fromkeys(tuple(sorted(pair, key=lambda one: (len(one), one))) for pair in pairs)
-    return listed([f"{first}-{second}" for first, second in undirected])
 
 
 def _matrix_excerpts(found: Grants) -> tuple[Fact[Any] | Excerpt, ...]:
@@ -87,7 +70,7 @@ def _peers_not_applicable(snapshot: Snapshot) -> Verdict:
 def _clique_fix(snapshot: Snapshot, fleet: Fleet, rule_id: str, clique: int = 0) -> Fix:
     summary = "Put all GPUs of the VM into one clique, then test delivery before anything uses it"
     home = home_of(snapshot, fleet)
-    check = ("nvidia-smi topo -p2p r; nvidia-smi topo -p2p w", *_delivery_test(gpu_count(snapshot).value))
+    check = ("nvidia-smi topo -p2p r; nvidia-smi topo -p2p w", *delivery_test(gpu_count(snapshot).value))
     if isinstance(home, Home) and home.host in fleet:
         lines = gpu_lines(fleet[home.host], home.config)
         return Fix(
@@ -390,7 +373,7 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
                 *_set_clique(config, lines, _first_clique(sets)),
                 libvirt=clique_elements(lines, _first_clique(sets)),
             ),
-            *_delivery_test(len(lines)),
+            *delivery_test(len(lines)),
         ),
         risk=f"{_CLIQUE_NOTE} {stop_risk(display_functions(lines))}",
     )
@@ -420,7 +403,7 @@ def _judge_targets(snapshot: Snapshot, config: VmConfig, lines: tuple[Passed, ..
             f"VM {config.vmid} has {len(ids)} different cliques: right only where they match measured islands",
             evidence,
             subject=vm(config),
-            fix=Fix("Test delivery inside each clique; across them NCCL uses host memory", _delivery_test(len(lines))),
+            fix=Fix("Test delivery inside each clique; across them NCCL uses host memory", delivery_test(len(lines))),
         )
     return verdict(
         "pass",
@@ -558,46 +541,51 @@ def _stock_refusers(snapshot: Snapshot) -> list[str]:
 )
 def _p2p_matrix(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     yield from _grants(snapshot)
-    if snapshot.role.value != "guest":
-        # In a guest the topology is the emulator's, and says nothing about the machine.
-        yield from _sockets(snapshot)
+    yield from _cuda_access(snapshot)
 
 
-def _sockets(snapshot: Snapshot) -> Iterator[Verdict]:
-    """Judge what nvidia-smi topo -m says: which pairs cross the sockets, and which GPU has no NUMA node."""
-    topology = snapshot.topology.value
-    if topology is None:
+def _cuda_access(snapshot: Snapshot) -> Iterator[Verdict]:
+    """Judge what a CUDA test was told of peer access: the driver's claim, where its matrix is missing."""
+    if grants(snapshot) is not None:
         return
-    links = {pair: code for pair, code in topology.links.items() if set(pair) <= set(topology.gpus)}
-    crossing = [pair for pair, code in links.items() if code == "SYS"]
-    near = [pair for pair, code in links.items() if code not in ("SYS", "X")]
-    groups = components(topology.gpus, near)
-    if crossing:
-        alone = all(len(group) == 1 for group in groups)
-        where = "; ".join("{" + ", ".join(group) + "}" for group in groups if len(group) > 1)
-        yield verdict(
-            "warn" if alone else "info",
-            f"{_shown(crossing)} cross sockets or dies (SYS)"
-            + ("" if alone else f": keep tensor parallel groups inside {where}"),
-            snapshot.topology,
-            subject="topology",
-            why="Tensor parallel traffic between them takes the link between the dies or sockets. SYS "
-            "alone does not mean that P2P is refused.",
-            fix=Fix("Prefer slots on one NUMA node for GPUs that work together", ("nvidia-smi topo -m", "lspci -tv"))
-            if alone
-            else None,
-        )
-    known = [gpu for gpu in topology.gpus if topology.numa_affinity.get(gpu) is not None]
-    without = [gpu for gpu in topology.gpus if gpu in topology.numa_affinity and gpu not in known]
-    if known and without:
-        cpus = [f"{gpu} to CPUs {topology.cpu_affinity[gpu]}" for gpu in without if topology.cpu_affinity.get(gpu)]
-        yield verdict(
-            "info",
-            f"The firmware names no NUMA node for {listed(without)}"
-            + (f": pin {listed(cpus)} instead of using numactl --cpunodebind" if cpus else ""),
-            snapshot.topology,
-            subject="numa",
-        )
+    for run in snapshot.measurements.get("p2p", ()):
+        if not run.access:
+            continue
+        gpus = [f"GPU{device.index}" for device in run.devices] or sorted({gpu for pair in run.access for gpu in pair})
+        both = [pair for pair, may in run.access.items() if may and run.access.get((pair[1], pair[0]), True)]
+        islands = [island for island in components(gpus, both) if len(island) > 1]
+        wanted = len(gpus) * (len(gpus) - 1)
+        models = {f"GPU{device.index}": device.name for device in run.devices if device.name}
+        mixed = len(set(models.values())) > 1
+        across = any(models.get(a) != models.get(b) for a, b in both)
+        fact = Fact(run.access, run.source, "\n".join(
+            f"{a} {'may' if may else 'may not'} reach {b}" for (a, b), may in list(run.access.items())[:12]
+        ))  # fmt: skip
+        if len(both) == wanted:
+            yield verdict("info", f"CUDA claims peer access between all {len(gpus)} GPUs", fact, subject="cuda")
+        elif mixed and islands and not across:
+            yield verdict(
+                "warn",
+                f"The GPUs are of different models: CUDA claims peer access only inside {groups(islands)}, none across",
+                fact,
+                subject="cuda",
+                severity="medium",
+                why="Peer access over PCIe needs equal GPUs. A group across models goes through host memory.",
+                fix=Fix(
+                    "Build tensor parallel groups of equal GPUs",
+                    ("nvidia-smi -L", "# in the unit of the engine: Environment=CUDA_VISIBLE_DEVICES=<one group>"),
+                ),
+            )
+        elif islands:
+            yield verdict(
+                "info",
+                f"CUDA claims peer access only inside islands: {groups(islands)}",
+                fact,
+                subject="cuda",
+                why="Keep tensor parallel groups inside an island; across them NCCL uses host memory.",
+            )
+        elif len(run.access) == wanted:
+            yield verdict("info", f"CUDA claims no peer access between the {len(gpus)} GPUs", fact, subject="cuda")
 
 
 def _grants(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -661,7 +649,7 @@ def _nvlink_note(snapshot: Snapshot) -> str:
     if matrix is None or matrix.value is None:
         return "NVLink is judged apart (nvidia-smi topo -p2p n)."
     linked = [pair for pair, code in matrix.value.pairs().items() if code == "OK"]
-    return f"NVLink is OK for {_shown(linked)}." if linked else "NVLink connects no pair either."
+    return f"NVLink is OK for {shown(linked)}." if linked else "NVLink connects no pair either."
 
 
 def _matrix_fix(role: str | None) -> Fix:
@@ -709,7 +697,7 @@ def _all_granted(snapshot: Snapshot, found: Grants) -> Iterator[Verdict]:
             ),
             fix=Fix(
                 "Test delivery and collectives; until then keep the engine's custom all-reduce off",
-                (*_delivery_test(len(found.gpus)), "# vLLM and SGLang until then: --disable-custom-all-reduce"),
+                (*delivery_test(len(found.gpus)), "# vLLM and SGLang until then: --disable-custom-all-reduce"),
             ),
         )
         return
@@ -762,7 +750,7 @@ def _asymmetric(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     ]
     evidence = _matrix_excerpts(found)
     if by_mode or by_direction:
-        what = f"reads and writes of {_shown(by_mode)}" if by_mode else f"the directions of {_shown(by_direction)}"
+        what = f"reads and writes of {shown(by_mode)}" if by_mode else f"the directions of {shown(by_direction)}"
         yield verdict(
             "fail",
             f"P2P is granted differently for {what}",
@@ -908,7 +896,7 @@ def _level_unverified(snapshot: Snapshot, settings: list[Setting], found: Grants
             severity="medium",
             fix=Fix(
                 "Test delivery first; until then take the line out",
-                (*_drop(raised), *_delivery_test(gpu_count(snapshot).value)),
+                (*_drop(raised), *delivery_test(gpu_count(snapshot).value)),
             ),
         )
     if found is not None and found.none_granted:
@@ -1030,7 +1018,7 @@ def _nccl_switches(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
                 ("# in the unit: Environment=NCCL_P2P_DISABLE=1", "# vLLM and SGLang: --disable-custom-all-reduce"),
             ),
         )
-    elif not off and ended is None and snapshot.role.value == "guest" and _claimed(snapshot):
+    elif not off and ended not in ("delivered", "failed") and snapshot.role.value == "guest" and _claimed(snapshot):
         yield verdict(
             "unknown",
             "Whether NCCL may use P2P in this guest is not known",

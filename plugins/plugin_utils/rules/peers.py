@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..core.finding import RUNG_CLAIMED, RUNG_DELIVERED
+from ..core.finding import RUNG_CLAIMED, RUNG_DELIVERED, Excerpt
 from ..core.measurement import Measurement, Pair
 from ..core.snapshot import Fact, P2pMatrix, Snapshot
-from .common import gpu_count
+from .common import gpu_count, listed
+from .registry import Verdict, verdict
 
 # Reads, writes, or both in one table. Atomics over PCIe are never granted, so mode a is not judged.
 JUDGED_MODES = ("r", "w", "rw")
@@ -209,3 +210,41 @@ def path_state(snapshot: Snapshot, count: int | None) -> PathState:
     if not found.complete:
         return PathState("unknown", RUNG_CLAIMED, "only a part of the matrices was read")
     return PathState("granted", RUNG_CLAIMED, "the driver grants every pair; delivery was not tested")
+
+
+# --- words and steps that several rules share -----------------------------------------------------------------------
+
+
+def shown(pairs: Sequence[Pair], most: int = 6) -> str:
+    """Return pairs as ``GPU0-GPU1, ...``, each once whichever way round."""
+    undirected = dict.fromkeys(tuple(sorted(pair, key=lambda one: (len(one), one))) for pair in pairs)
+    return listed([f"{first}-{second}" for first, second in undirected], most)
+
+
+def groups(islands: Sequence[Sequence[str]]) -> str:
+    """Return ``{GPU0, GPU1}; {GPU2, GPU3}``."""
+    return "; ".join("{" + ", ".join(island) + "}" for island in islands)
+
+
+def excerpt(one: Measurement) -> Excerpt:
+    """Return what a measurement stands on."""
+    return Excerpt(one.source, one.excerpt or f"{one.backend}: {one.status}")
+
+
+def delivery_test(gpus: int | None) -> tuple[str, ...]:
+    """Return the commands that show whether peer data arrives: a control without P2P first, then the same with it."""
+    perf = f"all_reduce_perf -b 4 -e 16M -f 4 -c 1 -g {gpus or 2}"
+    return (
+        "# with no engine running (nccl-tests); the control must pass first, with #wrong 0",
+        f"NCCL_P2P_DISABLE=1 timeout 120 {perf}",
+        f"NCCL_DEBUG=INFO NCCL_P2P_LEVEL=SYS timeout 120 {perf}",
+        "# keep both outputs: `via P2P` lines and #wrong 0 show delivery; a time-out or any #wrong above 0 does not",
+    )
+
+
+def few_gpus(snapshot: Snapshot) -> Verdict | None:
+    """Return the verdict of a host that surely has less than two GPUs, else None."""
+    count = gpu_count(snapshot)
+    if count.value is None or count.value >= 2:
+        return None
+    return verdict("not_applicable", "There are no two GPUs here", count, reason=f"{count.value} GPU(s) found")
