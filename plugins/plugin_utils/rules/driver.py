@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..core.finding import Excerpt, Fix
-from ..core.snapshot import AptChange, Fact, Gpu, Snapshot
-from .common import FOREIGN_DRIVERS, device_id, has_no_gpu, in_container, listed, log_excerpt, log_lines
-from .knowledge import GpuModel, gpu_model, gpu_model_by_name, version, version_text, version_tuple
+from ..core.snapshot import AptChange, Fact, Snapshot
+from . import apt
+from .common import FOREIGN_DRIVERS, has_no_gpu, in_container, listed, log_excerpt, log_lines
+from .gpu_views import models, module_flavour, no_gpu, recovery
+from .knowledge import version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
 
 _PROVISION = ("peerlane provision -i INVENTORY -l HOST",)
@@ -19,38 +21,13 @@ _HOLD = (
 )
 
 
-def _no_gpu() -> Verdict:
-    return verdict("not_applicable", "There is no NVIDIA GPU here", reason="no NVIDIA GPU on the PCI bus")
-
-
-def _models(snapshot: Snapshot) -> dict[str, GpuModel | None]:
-    """Return what is known of each GPU, by PCI address or name."""
-    found: dict[str, GpuModel | None] = {one.bdf: gpu_model(one.device) for one in snapshot.pci.gpus()}
-    if not found:
-        found = {
-            gpu.bus_id or gpu.name: gpu_model(device_id(gpu)) or gpu_model_by_name(gpu.name)
-            for gpu in snapshot.gpus.value or ()
-        }
-    return found
-
-
 # --- F1: whether it runs --------------------------------------------------------------------------------------------
-
-_NO_RESET = ("none", "n/a", "[n/a]", "")
-
-
-def _recovery(gpu: Gpu) -> str:
-    """Return what a GPU needs before it works again: ``reset``, ``reboot`` ..., or "" for nothing."""
-    said = (gpu.recovery_action or "").lower()
-    if said not in _NO_RESET:
-        return said
-    return "reset" if any("gpu requires reset" in value.lower() for value in gpu.raw.values()) else ""
 
 
 @rule(
     "F1",
     "driver-loaded",
-    title="The NVIDIA driver answers, and every GPU is usable",
+    title="The NVIDIA driver answers",
     roles=("bare_metal", "guest"),
     severity="critical",
     looks_at=("nvidia_smi", "nvidia_smi.q", "proc.driver.nvidia.version", "proc.modules"),
@@ -64,38 +41,27 @@ def _recovery(gpu: Gpu) -> str:
 )
 def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     driver = snapshot.driver
-    needing_reset = [(gpu, what) for gpu in snapshot.gpus.value or () if (what := _recovery(gpu))]
-    for gpu, what in needing_reset:
-        which = "" if gpu.index is None else f" -i {gpu.index}"
-        yield verdict(
-            "fail",
-            f"GPU {gpu.bus_id or gpu.index} needs a {what} and cannot be used",
-            snapshot.gpus,
-            subject=gpu.bus_id,
-            why="The driver itself says so. Its other values (temperature, link, use) mean nothing until then.",
-            fix=Fix(
-                "Stop the engine, then reset the GPU; in a guest a stop and start of the VM is often needed",
-                (f"nvidia-smi --gpu-reset{which}", "reboot"),
-            ),
-        )
+    needing_reset = [gpu for gpu in snapshot.gpus.value or () if recovery(gpu)]
     smi = driver.smi.value
     if smi is None:
         if has_no_gpu(snapshot):
-            yield _no_gpu()
-        elif driver.loaded_version.known and not needing_reset:
+            yield no_gpu()
+        elif driver.loaded_version.known:
             yield verdict(
                 "unknown",
                 f"The NVIDIA driver {driver.loaded_version.value} is loaded, but nvidia-smi was not run",
                 driver.loaded_version,
                 reason=driver.smi.reason or "nvidia-smi was not run",
             )
-        elif not needing_reset:
+        else:
             yield verdict("unknown", "Whether the NVIDIA driver works is not known", reason=driver.smi.reason)
         return
     shown = Excerpt(driver.smi.source or "nvidia_smi", driver.smi.excerpt or smi.message)
     if smi.state == "ok":
-        if not needing_reset:
-            known = smi.driver_version or driver.loaded_version.value or "of unknown version"
+        known = smi.driver_version or driver.loaded_version.value or "of unknown version"
+        if needing_reset:
+            yield verdict("info", f"The NVIDIA driver {known} answers, but a GPU needs a reset: rule F16", shown)
+        else:
             yield verdict("pass", f"The NVIDIA driver {known} answers", shown)
     elif smi.state == "version_mismatch":
         yield verdict("info", "The driver is loaded, but nvidia-smi cannot talk to it: rule F3 says why", shown)
@@ -119,7 +85,7 @@ def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     elif smi.state == "unknown_error":
         yield _unknown_error(snapshot, shown)
     elif has_no_gpu(snapshot):
-        yield _no_gpu()
+        yield no_gpu()
     else:
         yield _not_working(snapshot, smi.state, shown, smi.message)
 
@@ -188,25 +154,13 @@ def _not_working(snapshot: Snapshot, state: str, shown: Excerpt, message: str) -
 _NEEDS_OPEN = r"requires use of the NVIDIA open kernel modules"
 
 
-def _flavour(snapshot: Snapshot) -> Fact[str]:
-    """Return open or proprietary: what is loaded, else what lies on disk."""
-    driver = snapshot.driver
-    if driver.loaded_flavour.known:
-        return driver.loaded_flavour
-    licence = driver.module_license.value
-    if licence is not None:
-        flavour = "open" if "GPL" in licence or "MIT" in licence else "proprietary"
-        return Fact(flavour, driver.module_license.source, driver.module_license.excerpt or licence)
-    return Fact(reason=driver.loaded_flavour.reason or "neither the loaded module nor modinfo was read")
-
-
 @rule(
     "F2",
     "driver-flavour",
     title="The kernel module's flavour fits the GPUs",
     roles=("bare_metal", "guest"),
     severity="critical",
-    looks_at=("proc.driver.nvidia.version", "modinfo.nvidia", "sysfs.pci", "kernel_log"),
+    looks_at=("proc.driver.nvidia.version", "modinfo.nvidia", "sysfs.pci", "kernel_log", "apt.output"),
     why="Blackwell works with the open kernel modules only; Maxwell, Pascal and Volta only with the proprietary ones.",
     restart="reboot",
     automation="ask",
@@ -216,8 +170,9 @@ def _flavour(snapshot: Snapshot) -> Fact[str]:
     without_role=True,
 )
 def _driver_flavour(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
+    yield from apt.flavour_flip(snapshot)
     said = log_lines(snapshot, _NEEDS_OPEN)
-    flavour = _flavour(snapshot)
+    flavour = module_flavour(snapshot)
     if said and flavour.value != "open":
         yield verdict(
             "fail",
@@ -228,15 +183,15 @@ def _driver_flavour(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             explains=("F1", "A5"),
         )
         return
-    models = _models(snapshot)
-    if not models and has_no_gpu(snapshot):
-        yield _no_gpu()
+    known = models(snapshot)
+    if not known and has_no_gpu(snapshot):
+        yield no_gpu()
         return
     if not flavour.known:
         yield verdict("unknown", "The flavour of the kernel module is not known", reason=flavour.reason)
         return
-    need_open = [name for name, model in models.items() if model and model.open_modules == "required"]
-    need_closed = [name for name, model in models.items() if model and model.open_modules == "unsupported"]
+    need_open = [name for name, model in known.items() if model and model.open_modules == "required"]
+    need_closed = [name for name, model in known.items() if model and model.open_modules == "unsupported"]
     if need_open and flavour.value == "proprietary":
         yield verdict(
             "fail",
@@ -255,7 +210,7 @@ def _driver_flavour(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             fix=_other_flavour("proprietary"),
             explains=("F1", "A5"),
         )
-    elif not models or None in models.values():
+    elif not known or None in known.values():
         yield verdict(
             "unknown",
             f"Whether the {flavour.value} kernel modules fit the GPUs is not known",
@@ -305,7 +260,14 @@ def _cause(snapshot: Snapshot) -> AptChange | None:
     title="The loaded module, the module on disk and the libraries have one version",
     roles=("bare_metal", "guest"),
     severity="critical",
-    looks_at=("nvidia_smi", "proc.driver.nvidia.version", "nvidia_libraries", "modinfo.nvidia", "apt.history"),
+    looks_at=(
+        "nvidia_smi",
+        "proc.driver.nvidia.version",
+        "nvidia_libraries",
+        "modinfo.nvidia",
+        "apt.history",
+        "apt.output",
+    ),
     why="An upgrade that replaces files under a running driver breaks every new process that uses the GPU.",
     restart="reboot",
     automation="ask",
@@ -315,6 +277,7 @@ def _cause(snapshot: Snapshot) -> AptChange | None:
     without_role=True,
 )
 def _versions_match(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
+    yield from apt.conflicts(snapshot)
     driver = snapshot.driver
     smi = driver.smi.value
     loaded, library = driver.loaded_version.value, driver.library_version.value
@@ -362,7 +325,7 @@ def _versions_match(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     elif smi is not None and smi.state == "ok":
         yield verdict("pass", "nvidia-smi answers, so module and library match", driver.smi)
     elif has_no_gpu(snapshot):
-        yield _no_gpu()
+        yield no_gpu()
     else:
         missing = "the loaded module's version" if not loaded else "the library's version"
         reason = driver.loaded_version.reason if not loaded else driver.library_version.reason
@@ -412,7 +375,7 @@ def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     own = _version(snapshot)
     if not own:
         if has_no_gpu(snapshot):
-            yield _no_gpu()
+            yield no_gpu()
         else:
             yield verdict(
                 "unknown",
@@ -422,8 +385,9 @@ def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         return
     fact = snapshot.driver.loaded_version if snapshot.driver.loaded_version.known else snapshot.driver.smi
     text = version_text("driver.blackwell_minimum")
-    models = _models(snapshot).items()
-    blackwell = [name for name, model in models if model and model.architecture.startswith("blackwell")]
+    blackwell = [
+        name for name, model in models(snapshot).items() if model and model.architecture.startswith("blackwell")
+    ]
     if blackwell and version_tuple(own) < version("driver.blackwell_minimum"):
         yield verdict(
             "fail",
@@ -524,7 +488,7 @@ def _foreign_driver(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         else:
             yield verdict("pass", "No other driver holds a GPU", snapshot.pci.functions)
     elif has_no_gpu(snapshot):
-        yield _no_gpu()
+        yield no_gpu()
     else:
         reason = snapshot.pci.functions.reason or "the list of PCI functions tells no driver for the GPUs"
         yield verdict("unknown", "Which driver holds the GPUs is not known", reason=reason)
@@ -595,7 +559,7 @@ def _secure_boot(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     elif driver.loaded_version.known:
         yield verdict("pass", "The NVIDIA module is loaded, so Secure Boot does not reject it", driver.loaded_version)
     elif has_no_gpu(snapshot):
-        yield _no_gpu()
+        yield no_gpu()
     elif state == "enabled":
         yield verdict(
             "unknown",

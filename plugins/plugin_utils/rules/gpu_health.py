@@ -37,7 +37,7 @@ _MEMORY_FIELDS = ("ecc", "ecc_uncorrected_volatile", *(name for name, _ in (*_RE
     roles=("bare_metal", "guest"),
     severity="critical",
     looks_at=_QUERY,
-    why="An uncorrectable error ends programs or gives wrong results; a GPU that cannot remap rows any more is worn out.",
+    why="An uncorrectable error ends programs or corrupts data; a GPU that cannot remap rows any more is worn out.",
     restart="reboot",
     automation="never",
     risk="A reset ends every program on the GPU.",
@@ -165,9 +165,9 @@ def _throttle(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     bad = False
     for gpu in found.known:
         active = [name for name, on in gpu.clock_reasons.items() if on]
-        hard = [name for name in ("hw_thermal", "hw_power_brake") if name in active]
-        if not hard and "hw_slowdown" in active and "idle" not in active:
-            hard = ["hw_slowdown"]
+        hard = [name for name in active if name in ("hw_thermal", "hw_power_brake")]
+        if not hard and "idle" not in active:
+            hard = [name for name in active if name == "hw_slowdown"]
         shown = excerpt(snapshot, [gpu], _reason_words)
         heat = "" if gpu.temperature_c is None else f" at {gpu.temperature_c} C"
         if hard:
@@ -264,7 +264,7 @@ def _load_words(gpu: Gpu) -> str:
     roles=("bare_metal", "guest"),
     severity="high",
     looks_at=(*_QUERY, "nvidia_smi.dmon"),
-    why="A power brake pin, a lock on the clocks that was left behind, or a driver fault can hold a GPU at idle clocks.",
+    why="A power brake pin, a lock on the clocks that was left behind, or a driver fault can hold a GPU at low clocks.",
     restart="reboot",
     automation="never",
     risk="Reboots this machine or reloads the driver; a running engine stops.",
@@ -354,9 +354,7 @@ def _pattern(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         for gpu in found.known
         if (gpu.utilization_percent or 0) >= full
         and (gpu.power_draw_w or 0) <= (gpu.power_limit_w or 0) * low / 100
-        and not any(
-            gpu.clock_reasons.get(name) for name in ("hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal")
-        )
+        and not any(gpu.clock_reasons.get(name) for name in (*_HARDWARE, "sw_thermal"))
     ]
     shown = excerpt(snapshot, waiting or found.known, _load_words)
     claims = grants(snapshot)

@@ -225,7 +225,7 @@ def _mig(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         into = f" with {counted(len(parts), 'instance')} ({_shares(parts)})" if parts else ""
         yield verdict(
             "warn" if alone else "fail",
-            f"MIG is on on {label(gpu)}{into}: no P2P, no NVLink and no tensor parallel group with it",
+            f"MIG is on for {label(gpu)}{into}: no P2P, no NVLink and no tensor parallel group with it",
             excerpt(snapshot, [gpu], _mig_words),
             subject=gpu.bus_id,
             severity="medium" if alone else None,
@@ -242,7 +242,7 @@ def _mig(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     for gpu in waiting:
         yield verdict(
             "warn",
-            f"MIG is {str(gpu.mig).lower()} on {label(gpu)} and becomes {str(gpu.mig_pending).lower()} at its next "
+            f"MIG is {str(gpu.mig).lower()} for {label(gpu)} and becomes {str(gpu.mig_pending).lower()} at its next "
             "reset",
             excerpt(snapshot, [gpu], lambda one: f"MIG Mode Current {one.mig}, Pending {one.mig_pending}"),
             subject=gpu.bus_id,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import CommandLine, DkmsState, Fact, Snapshot
+from .apt import missing_headers
 from .common import SECURITY_NOTES, in_container, is_pve_kernel, kernel_version, listed, listed_items, token
 from .hypervisor import iommu_off_tokens, set_kernel_parameters
 from .knowledge import version, version_text, version_tuple
@@ -214,7 +215,7 @@ def _newer_installed(snapshot: Snapshot) -> str | None:
     "dkms-headers",
     title="Every installed kernel has its DKMS modules",
     severity="high",
-    looks_at=("dkms.status", "kernels", "uname", "dpkg"),
+    looks_at=("dkms.status", "dkms.log", "apt.output", "kernels", "uname", "dpkg"),
     why="A kernel without its module starts without a driver; a module is built only where the kernel's headers are.",
     restart="reboot",
     automation="ask",
@@ -343,17 +344,24 @@ def _no_headers(snapshot: Snapshot, one: DkmsState) -> Verdict:
         if pve
         else ""
     )
+    gone = missing_headers(snapshot, package)
     reboot_first = (
         f"Kernel {newer} is installed and newer: reboot into it first."
         if newer
+        else "No configured repository has these headers any more: reboot into the newest installed kernel first."
+        if gone
         else (
             "If apt cannot find the package, this kernel is older than the repository: reboot into the newest one "
             "first."
         )
     )
     steps = (
-        ("reboot   # into " + newer, f"apt-get install {meta}{_old(release)}", "dkms autoinstall")
-        if newer
+        (
+            f"reboot   # into {newer or 'the newest kernel'}",
+            f"apt-get install {meta}{_old(release)}",
+            "dkms autoinstall",
+        )
+        if newer or gone
         else (
             f"apt-get update && apt-get install {package}",
             f"# not found: apt-get install {meta}, reboot into the newest kernel, then",
@@ -362,8 +370,11 @@ def _no_headers(snapshot: Snapshot, one: DkmsState) -> Verdict:
     )
     return verdict(
         "fail",
-        f"The headers of kernel {release or 'unknown'} are missing, so DKMS cannot build {one.module or 'a module'}",
+        f"The headers of kernel {release or 'unknown'} are missing"
+        + (" and in no configured repository" if gone else "")
+        + f", so DKMS cannot build {one.module or 'a module'}",
         _row(snapshot, one),
+        *([snapshot.driver.apt] if gone else []),
         subject=one.module,
         why=f"{reboot_first} {name}".strip(),
         fix=Fix("Get kernel and headers in step, then build again", steps),

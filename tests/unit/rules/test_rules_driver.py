@@ -165,19 +165,6 @@ def test_the_apt_transaction_that_brought_the_library_is_the_cause() -> None:
     assert found.explains == ()  # F1 only points to F3, so there is nothing to explain
 
 
-def test_each_gpu_that_needs_a_reset_is_a_finding_of_its_own() -> None:
-    from dataclasses import replace
-
-    gpus = b.smi_gpus(3).value
-    gpus = (
-        replace(gpus[0], recovery_action="Reset"),
-        replace(gpus[1], raw={"pstate": "[GPU requires reset]"}),
-        gpus[2],
-    )
-    found = b.findings("F1", host(gpus=b.fact(gpus, "gpus", "nvidia_smi.q"), **driver(smi=b.smi())))
-    assert [(one.state, one.subject) for one in found] == [("fail", "0000:01:00.0"), ("fail", "0000:02:00.0")]
-
-
 def test_an_unknown_error_in_a_container_is_about_the_container() -> None:
     machine = b.Machine(container=b.fact("docker"))
     found = b.findings("F1", host(machine=machine, **driver(smi=b.smi("unknown_error"))))[0]
