@@ -16,12 +16,13 @@ from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import In
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import read_stream
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import SEVERITIES, Finding, Severity
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, snapshot
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, terminal
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, markdown, terminal
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules.registry import Fleet
 from peerlane import hosts, output
 
-FORMATS = ("text", "json")
-LATER_FORMATS = ("html", "markdown")
+FORMATS = ("text", "json", "html", "markdown")
+_BY_SUFFIX = {".json": "json", ".html": "html", ".htm": "html", ".md": "markdown", ".markdown": "markdown"}
 
 # A report is for people: wider lines are hard to read, and a pipe has no width.
 _WIDTH = 100
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="judge saved files instead: snapshot folders, files with pasted output, or - for stdin",
     )
-    parser.add_argument("--format", default="text", metavar="FORMAT", help="text (default) or json")
+    parser.add_argument("--format", metavar="FORMAT", help="text, json, html or markdown (default: by -o, else text)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the result to a file")
     parser.add_argument(
         "--fail-on",
@@ -52,10 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit, print, and return the exit code."""
-    if arguments.format in LATER_FORMATS:
-        raise InputError("comes with a later release", f"--format {arguments.format}", "use text or json")
+    arguments.format = arguments.format or _format_of(arguments.output)
     if arguments.format not in FORMATS:
-        raise InputError("there is no such format", f"--format {arguments.format}", "use text or json")
+        raise InputError("there is no such format", f"--format {arguments.format}", "use text, json, html or markdown")
+    if arguments.output is not None:
+        # Before hosts are read: a result that cannot be kept is no reason to make somebody wait.
+        output.check_place(arguments.output)
     if arguments.paths and (arguments.inventory or arguments.save):
         raise InputError("--from reads files only", "", "leave out -i and --save")
     if arguments.paths:
@@ -63,6 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.inventory:
         raise InputError("nothing to audit", "", "give -i INVENTORY for hosts, or --from PATH for saved files")
     return _live(arguments)
+
+
+def _format_of(place: Path | None) -> str:
+    return _BY_SUFFIX.get(place.suffix.lower(), "text") if place is not None else "text"
 
 
 def _live(arguments: argparse.Namespace) -> int:
@@ -108,17 +115,27 @@ def _report(arguments: argparse.Namespace, paths: Sequence[Path]) -> int:
     for problem in problems:
         output.say(f"peerlane: {problem}")
     findings = engine.judge(fleet)
-    if arguments.format == "json":
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        document = audit_json.document(fleet, findings, generated_at=now)
-        text = json.dumps(document, indent=1, sort_keys=False, allow_nan=False) + "\n"
-    else:
-        to_terminal = arguments.output is None and sys.stdout is not None and sys.stdout.isatty()
-        width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH)
-        color = to_terminal and not os.environ.get("NO_COLOR")
-        text = terminal.render(fleet, findings, verbose=arguments.verbose, color=color, width=width)
+    text = _rendered(arguments, fleet, findings)
     output.write_result(text if text.endswith("\n") else text + "\n", arguments.output)
     return verdict_code(findings, arguments.fail_on)
+
+
+def _rendered(arguments: argparse.Namespace, fleet: Fleet, findings: Mapping[str, Sequence[Finding]]) -> str:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    if arguments.format == "json":
+        document = audit_json.document(fleet, findings, generated_at=now)
+        return json.dumps(document, indent=1, sort_keys=False, allow_nan=False) + "\n"
+    if arguments.format == "html":
+        # Only this format needs Jinja2, whose import takes longer than most audits.
+        from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import html
+
+        return html.render(fleet, findings, generated_at=now)
+    if arguments.format == "markdown":
+        return markdown.render(fleet, findings, generated_at=now)
+    to_terminal = arguments.output is None and sys.stdout is not None and sys.stdout.isatty()
+    width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH)
+    color = to_terminal and not os.environ.get("NO_COLOR")
+    return terminal.render(fleet, findings, verbose=arguments.verbose, color=color, width=width)
 
 
 def verdict_code(findings: Mapping[str, Sequence[Finding]], fail_on: str) -> int:

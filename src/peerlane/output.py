@@ -23,6 +23,17 @@ def write_result(text: str, place: Path | None = None) -> None:
     _write(sys.stdout, text)
 
 
+def check_place(place: Path) -> None:
+    """Refuse a result file that cannot be written, before the work whose result it is to hold."""
+    todo = "choose another -o FILE"
+    if place.is_dir():
+        raise InputError("is a folder", str(place), todo)
+    if not place.parent.is_dir():
+        raise InputError("its folder does not exist", str(place), f"make it, or {todo}")
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise InputError("cannot be written: Permission denied", str(place), todo)
+
+
 def say(text: str) -> None:
     """Write a line of progress or complaint to stderr."""
     _write(sys.stderr, text + "\n")

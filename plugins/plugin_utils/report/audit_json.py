@@ -7,14 +7,15 @@ from typing import Any
 
 from ..core.finding import SEVERITIES, Finding
 from ..core.snapshot import Snapshot
+from ..rules.drift import compare
 from ..rules.engine import blocking
 from ..rules.registry import Fleet
 
 AUDIT_SCHEMA = "peerlane.audit/1"
 
 _STATES = ("fail", "warn", "unknown", "info", "pass", "not_applicable")
-# Raw config space and whole NCCL logs are evidence, not facts: they stay in the snapshot folder.
-_BULKY = ("config_hex", "raw", "log")
+# Raw config space and every field of nvidia-smi -q are evidence, not facts: they stay in the snapshot folder.
+_BULKY = frozenset(("config_hex", "raw"))
 
 
 def document(fleet: Fleet, findings: Mapping[str, Sequence[Finding]], generated_at: str) -> dict[str, Any]:
@@ -32,7 +33,13 @@ def document(fleet: Fleet, findings: Mapping[str, Sequence[Finding]], generated_
         "by_state": {state: sum(one.state == state for one in every) for state in _STATES},
         "hosts": len(hosts),
     }
-    shape = {"schema": AUDIT_SCHEMA, "generated_at": generated_at, "hosts": hosts, "summary": summary}
+    shape = {
+        "schema": AUDIT_SCHEMA,
+        "generated_at": generated_at,
+        "hosts": hosts,
+        "summary": summary,
+        "drift": compare(fleet).as_dict(),
+    }
     sorted_shape: dict[str, Any] = _sorted(shape)
     return sorted_shape
 
@@ -49,12 +56,7 @@ def _host(snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, Any]:
 def slim(value: Any) -> Any:
     """Return a snapshot's shape without its bulky parts."""
     if isinstance(value, Mapping):
-        return {
-            key: slim(one)
-            for key, one in value.items()
-            if not (key in _BULKY and (isinstance(one, str) or key == "raw"))
-            and not (key == "log" and isinstance(one, Mapping) and isinstance(one.get("value"), str))
-        }
+        return {key: slim(one) for key, one in value.items() if key not in _BULKY}
     if isinstance(value, list):
         return [slim(one) for one in value]
     return value

@@ -18,7 +18,7 @@ from .story import clean
 
 WIDTH = 350
 _ROW, _BOX = 46, 36
-_TRUNK, _PORT, _PORT_WIDTH, _LEAF, _STEP = 10, 22, 92, 128, 18
+_TRUNK, _PORT, _PORT_WIDTH, _LEAF, _STEP = 10, 20, 98, 132, 18
 _CHAR, _SMALL_CHAR = 6.7, 5.9  # mean widths of the two text sizes of the page (12 and 10.5 px)
 _MOST_LEAVES = 96
 _MOST_BRIDGES = 16  # between a device and the root; a loop of parents ends here

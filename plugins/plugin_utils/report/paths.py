@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..core.finding import RUNG_CLAIMED, RUNG_COPIED, RUNG_DELIVERED, RUNGS
-from ..core.measurement import Measurement
+from ..core.measurement import Measurement, Pair
 from ..core.snapshot import Snapshot
-from ..rules.peers import Grants, Pair, grants, why_no_grants
+from ..rules.peers import Grants, grants, why_no_grants
 
 CODES: Mapping[str, str] = {
     "OK": "granted",

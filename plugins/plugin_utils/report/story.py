@@ -40,6 +40,8 @@ _DEPTH = 4
 # terminal nor a reader's eyes.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
+_PCI_ID = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?")
+
 
 def clean(text: str) -> str:
     """Return text without control characters; a tab becomes a blank, lines stay."""
@@ -87,6 +89,12 @@ class HostStory:
         """Return the findings that say that something is wrong."""
         return tuple(one for one in self.findings if one.bad)
 
+    @property
+    def below(self) -> tuple[Finding, ...]:
+        """Return the bad findings that are told below a cause, here or on another host."""
+        own = {id(cause.finding) for cause in self.causes}
+        return tuple(one for one in self.bad if id(one) not in own)
+
     def of(self, state: str) -> tuple[Finding, ...]:
         """Return the findings of one state."""
         return tuple(one for one in self.findings if one.state == state)
@@ -114,6 +122,16 @@ class Story:
         """Return the causes of all hosts, the worst first; hosts keep their order."""
         every = [cause for host in self.hosts for cause in host.causes]
         return tuple(sorted(every, key=_weight))
+
+    @property
+    def alike(self) -> tuple[tuple[Cause, ...], ...]:
+        """Return the causes with those of one rule, state, severity and fix together, the worst first."""
+        groups: dict[tuple[str, str, str, str], list[Cause]] = {}
+        for cause in self.causes:
+            one = cause.finding
+            fix = one.fix.summary if one.fix is not None else one.title
+            groups.setdefault((one.rule, one.state, one.severity, fix), []).append(cause)
+        return tuple(tuple(group) for group in groups.values())
 
     def counts(self) -> dict[str, int]:
         """Return how many findings of the fleet each state has."""
@@ -224,12 +242,19 @@ def _role(snapshot: Snapshot) -> tuple[str, str]:
 
 
 def _gpus(snapshot: Snapshot) -> str:
-    names = [str(row["name"] or row["pci_id"] or "GPU of unknown model") for row in gpus(snapshot)]
+    names = [gpu_name(str(row["name"] or row["pci_id"] or "GPU of unknown model")) for row in gpus(snapshot)]
     count = gpu_count(snapshot)
     if names:
         sure = "" if count.known else " (perhaps more: the list is a part)"
         return ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names)) + sure
     return "none" if count.value == 0 else "not known" if not count.value else str(count.value)
+
+
+def gpu_name(told: str) -> str:
+    """Return the model without maker and chip: what lspci puts in brackets, or nvidia-smi after ``NVIDIA``."""
+    bracket = re.search(r"\[([^\]]{4,60})\]", told)
+    name = bracket[1] if bracket and not _PCI_ID.fullmatch(bracket[1]) else told
+    return name.removeprefix("NVIDIA ").removeprefix("Corporation ").strip() or told
 
 
 def _driver(snapshot: Snapshot) -> str:
@@ -264,12 +289,17 @@ def rung_text(one: Finding) -> str:
     return f" [{RUNGS[one.rung]}]" if one.rung is not None and one.bad else ""
 
 
+def quiet_text(counts: Mapping[str, int]) -> str:
+    """Return what is to be said where nothing is bad: an unknown is no pass."""
+    return "nothing wrong in what could be read" if counts["pass"] else "nothing could be judged"
+
+
 def total_text(story: Story) -> str:
     """Return the last line of a report: ``2 hosts: 5 failed, 0 warnings``."""
     counts = story.counts()
     hosts = f"{len(story.hosts)} host{'' if len(story.hosts) == 1 else 's'}"
     if not counts["fail"] and not counts["warn"]:
-        return f"{hosts}: nothing wrong in what could be read"
+        return f"{hosts}: {quiet_text(counts)}"
     return f"{hosts}: {counts['fail']} failed, {counts['warn']} warning{'' if counts['warn'] == 1 else 's'}"
 
 

@@ -36,6 +36,7 @@ _MOST_ROWS = 3
 _MOST_DIFFERENCES = 8
 _MOST_STEPS = 6  # of the first cause; a longer fix needs -v
 _NAME_WIDTH = 24
+_COLUMNS = ("host", "machine", "failed", "warn", "unknown", "first", "P2P", "GPUs")
 
 
 class _Page:
@@ -269,42 +270,40 @@ def _mild(page: _Page, host: HostStory) -> None:
 
 def _fleet(page: _Page, story: Story) -> None:
     """Add the causes of all hosts, equal ones together, and one line for each host."""
-    groups: dict[tuple[str, str, str], list[Cause]] = {}
-    for cause in story.causes:
-        one = cause.finding
-        groups.setdefault((one.rule, one.state, one.severity), []).append(cause)
-    shown = list(groups.values())[:_MOST_CAUSES]
+    shown = story.alike[:_MOST_CAUSES]
     for causes in shown:
         one = causes[0].finding
-        hosts = list(dict.fromkeys(clean(cause.finding.host) for cause in causes))
-        named = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+        hosts = list(dict.fromkeys(cause.finding.host for cause in causes))
         effects = sum(len(cause.effects) for cause in causes)
         more = f" (explains {effects} more)" if effects else ""
-        page.cut(f"{named}: {one.title}{more}", first=f"{label(one)}  ", kind=one.state)
+        page.cut(f"{clean(hosts[0])}: {one.title}{more}", first=f"{label(one)}  ", kind=one.state)
+        if len(hosts) > 1:
+            page.cut(f"and on {_hosts(hosts[1:])}", lead="    ")
         if one.fix is not None:
             page.cut(f"{one.fix.summary} ({RESTARTS[one.fix.restart]})", lead="    fix: ")
-    if len(shown) < len(groups):
-        page.text(f"and {len(groups) - len(shown)} more causes: -v shows them")
+    if len(shown) < len(story.alike):
+        page.text(f"and {len(story.alike) - len(shown)} more causes: -v shows them")
     page.gap()
-    rows = [_row(host) for host in sorted(story.hosts, key=lambda one: (one.worst, one.host))]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    for row in rows:
+    rows = [_COLUMNS, *(_row(host) for host in sorted(story.hosts, key=lambda one: (one.worst, one.host)))]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_COLUMNS))]
+    for at, row in enumerate(rows):
         name, *cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        page.cut("  ".join(cells).rstrip(), first=f"{name}  ", kind="head")
+        page.cut("  ".join(cells).rstrip(), first=f"{name}  ", kind="head" if at else "")
 
 
 def _row(host: HostStory) -> tuple[str, ...]:
     counts = host.counts()
-    first = f", first {host.causes[0].finding.rule}" if host.causes else ""
-    verdict = f"{counts['fail']} failed, {counts['warn']} warn, {counts['unknown']} unknown{first}"
     paths = host.paths
     rung = f" [{RUNGS[paths.rung]}]" if paths is not None and paths.rung is not None else ""
     return (
         _narrow(clean(host.host), _NAME_WIDTH),
         host.role.partition(":")[0],
-        verdict,
-        f"P2P {paths.state}{rung}" if paths is not None else "",
-        _narrow(clean(host.gpus).replace("NVIDIA ", ""), _NAME_WIDTH),
+        str(counts["fail"]),
+        str(counts["warn"]),
+        str(counts["unknown"]),
+        host.causes[0].finding.rule if host.causes else host.elsewhere[0][0].rule if host.elsewhere else "",
+        f"{paths.state}{rung}" if paths is not None else "",
+        clean(host.gpus),
     )
 
 
