@@ -70,16 +70,12 @@ def approval(config: bytes) -> Approval:
         return Approval("not_gpu")
     if len(config) < _STANDARD_BYTES:
         return Approval("need_root")
-    if not config[0x06] & 0x10:
-        return Approval("absent")
-    place = config[0x34] & 0xFC
-    seen: set[int] = set()
-    while place >= UNPRIVILEGED_BYTES and place not in seen and place + 8 <= _STANDARD_BYTES:
-        seen.add(place)
+    for place in places(config):
+        if place + 8 > _STANDARD_BYTES:
+            break
         if config[place] == _VENDOR_SPECIFIC and config[place + 3 : place + 6] == _SIGNATURE:
             flags = config[place + 6]
             return Approval("present", clique=(flags >> 3) & 0x0F, version=flags & 0x07, offset=place)
-        place = config[place + 1] & 0xFC
     return Approval("absent")
 
 
@@ -93,17 +89,23 @@ def bus_master(config: bytes) -> bool | None:
     return bool(config[4] & 0x04) if len(config) >= 6 and not is_gone(config) else None
 
 
+def places(config: bytes) -> tuple[int, ...]:
+    """Return where the standard capabilities start, in the order of their list. Needs the first 256 bytes."""
+    found: list[int] = []
+    if len(config) < _STANDARD_BYTES or is_gone(config) or not config[0x06] & 0x10:
+        return ()
+    place = config[0x34] & 0xFC
+    while place >= UNPRIVILEGED_BYTES and place not in found:
+        found.append(place)
+        place = config[place + 1] & 0xFC
+    return tuple(found)
+
+
 def capabilities(config: bytes) -> dict[int, int]:
     """Return the standard capabilities: id to the place of the first one. Needs the first 256 bytes."""
     found: dict[int, int] = {}
-    if len(config) < _STANDARD_BYTES or is_gone(config) or not config[0x06] & 0x10:
-        return found
-    place = config[0x34] & 0xFC
-    seen: set[int] = set()
-    while place >= UNPRIVILEGED_BYTES and place not in seen:
-        seen.add(place)
+    for place in places(config):
         found.setdefault(config[place], place)
-        place = config[place + 1] & 0xFC
     return found
 
 

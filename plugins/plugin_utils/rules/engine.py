@@ -14,13 +14,22 @@ from ..core.snapshot import NOT_READ, Snapshot
 
 # Importing a family puts its rules on the list.
 from . import (  # noqa: F401
+    bare_metal,
     driver,
     gpu_health,
     gpu_state,
     guest_view,
+    host_bars,
+    host_errors,
+    host_interrupts,
+    host_links,
+    host_pci,
+    host_qemu,
+    host_vfio,
     hygiene,
     hypervisor,
     identity,
+    kernel_state,
     links,
     mmio,
     p2p,

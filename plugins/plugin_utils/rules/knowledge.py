@@ -1,4 +1,4 @@
-"""The numbers and facts that rules compare with, each with its origin (``thresholds.yml``, ``gpus.yml``)."""
+"""What rules compare with, each with its origin: ``thresholds.yml``, ``gpus.yml``, ``known_bad.yml``."""
 
 from __future__ import annotations
 
@@ -92,6 +92,25 @@ def gpu_model(device: str | None) -> GpuModel | None:
         p2p=str(row.get("p2p", "unknown")),
         stop_start_risk=bool(row.get("stop_start_risk", False)),
     )
+
+
+@dataclass(frozen=True)
+class BadKernel:
+    """A report about a kernel: what was seen, what worked instead, and who says so."""
+
+    id: str
+    seen: str
+    instead: str
+    source: str
+    date: str
+
+
+def known_bad_kernel(release: str) -> BadKernel | None:
+    """Return the first report that this kernel release matches, or None."""
+    for row in _file("known_bad.yml")["kernels"]:
+        if re.fullmatch(str(row["release"]), release):
+            return BadKernel(**{name: str(row[name]) for name in ("id", "seen", "instead", "source", "date")})
+    return None
 
 
 def gpu_model_by_name(name: str) -> GpuModel | None:

@@ -6,12 +6,16 @@ import re
 from collections.abc import Iterable
 
 from ..core.finding import Excerpt
-from ..core.snapshot import CommandLine, LogLine, PciFunction, Snapshot
-from .common import listed_items
+from ..core.snapshot import CommandLine, LogLine, PciFunction, Role, Snapshot
+from ..parse.text import size_bytes
+from .common import has_no_gpu, listed_items
 from .knowledge import gpu_model
 from .machines import Passed, gpu_vms
 from .registry import Verdict, verdict
 
+HOST_ROLES: tuple[Role, ...] = ("bare_metal", "hypervisor")
+RDMA_CLASSES = ("0207", "0200")
+FIRMWARE_RISK = "Firmware settings have to change: the machine is down for a while."
 REBOOT_RISK = "Reboots the hypervisor, and with it every guest."
 
 
@@ -101,3 +105,31 @@ def by_device(lines: Iterable[LogLine], pattern: re.Pattern[str]) -> dict[str, l
         if hit:
             found.setdefault(hit[1], []).append(line)
     return found
+
+
+def no_gpu(snapshot: Snapshot) -> Verdict:
+    """Say that the machine has no GPU, or why that is not known."""
+    if has_no_gpu(snapshot):
+        return verdict("not_applicable", "The machine has no NVIDIA GPU", reason="no NVIDIA function on the PCI bus")
+    reason = snapshot.pci.functions.reason or "the list of PCI devices is only a part and names no GPU"
+    return verdict("unknown", "The GPUs on the bus are not known", reason=reason)
+
+
+def size_text(count: int) -> str:
+    """Return bytes in the words of lspci: 32 GiB, 256 MiB."""
+    for unit, name in ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB")):
+        if count >= unit:
+            return f"{count / unit:g} {name}"
+    return f"{count} bytes"
+
+
+def resizable(function: PciFunction) -> tuple[int, str, str] | None:
+    """Return (BAR, current size, largest supported size) of the BAR that can grow most, or None."""
+    best: tuple[int, str, str] | None = None
+    most = 0
+    for bar, (current, supported) in function.rebar.items():
+        largest = max(supported, key=lambda size: size_bytes(size) or 0, default="")
+        if largest and (size_bytes(largest) or 0) > most:
+            most = size_bytes(largest) or 0
+            best = (bar, current, largest)
+    return best
