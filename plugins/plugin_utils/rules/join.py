@@ -121,8 +121,16 @@ def _join(fleet: Fleet) -> dict[str, Home | str]:
 
 def vm_uuid(config: VmConfig) -> str:
     """Return the SMBIOS UUID that a VM shows its guest, in lower case, or "" where its file does not tell."""
-    uuid = (config.option("smbios1", "uuid") or "").strip().lower()
-    return "" if uuid in _NO_UUIDS else uuid
+    return _meaningful(config.option("smbios1", "uuid"))
+
+
+def _uuid_of(guest: Snapshot) -> str:
+    return _meaningful(guest.machine.smbios_uuid.value)
+
+
+def _meaningful(uuid: str | None) -> str:
+    plain = (uuid or "").strip().lower()
+    return "" if plain in _NO_UUIDS else plain
 
 
 def vm_macs(config: VmConfig) -> frozenset[str]:
@@ -167,8 +175,8 @@ def _told(
         candidates = there(by_id.get(number, ()))
         where = f" on {wanted}" if wanted else ""
         return _only(candidates, "the inventory", f"the inventory says VM {number}{where}, which no audited host has")
-    uuid = (guest.machine.smbios_uuid.value or "").lower()
-    if uuid and uuid not in _NO_UUIDS and by_uuid.get(uuid):
+    uuid = _uuid_of(guest)
+    if by_uuid.get(uuid):
         return _only(there(by_uuid[uuid]), "the SMBIOS UUID", "the VM with its SMBIOS UUID is on another hypervisor")
     for address in guest.machine.macs.value or ():
         # A VM that has another UUID is another machine, whatever address its card has.
@@ -235,7 +243,7 @@ def _by_devices(
 
 def _another(guest: Snapshot, place: _Place) -> bool:
     """Whether a VM is surely another machine than this guest."""
-    uuid = (guest.machine.smbios_uuid.value or "").lower()
+    uuid = _uuid_of(guest)
     if uuid and place.uuid:
         return uuid != place.uuid
     macs = set(guest.machine.macs.value or ())
