@@ -6,14 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 import rule_builders as b
+import test_rules_apt
 import test_rules_driver
+import test_rules_gpu
 import test_rules_hygiene
 import test_rules_hypervisor
 import test_rules_identity
+import test_rules_links
 import test_rules_p2p
 import test_rules_vm_config
 import test_rules_vm_resources
 import test_rules_vm_settings
+import test_rules_xid
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import Finding
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import Snapshot
@@ -26,6 +30,10 @@ TABLES = {
     "C": test_rules_hypervisor.test_hypervisor,
     "D": test_rules_p2p.test_p2p,
     "F": test_rules_driver.test_driver,
+    "F gpu": test_rules_gpu.test_gpus,
+    "F links": test_rules_links.test_links,
+    "F15": test_rules_xid.test_xid,
+    "apt": test_rules_apt.test_apt,
     "H": test_rules_hygiene.test_cmdline_hygiene,
     "H4": test_rules_hygiene.test_dkms,
     "B settings": test_rules_vm_settings.test_vm_settings,
@@ -53,8 +61,8 @@ def test_each_rule_has_a_case_for_each_of_its_outcomes(rule: str) -> None:
     states = {one.state for ones in EVERY.values() for one in ones if one.rule == rule}
     assert "unknown" in states
     assert states & {"pass", "not_applicable"}
-    # A1 and A3 only tell what the machine is, B23 what NCCL makes of it.
-    assert states & ({"info"} if rule in ("A1", "A3", "B23", "C2") else {"fail", "warn"})
+    # A1 and A3 only tell what the machine is, B23 what NCCL makes of it, F20, F22 and F25 what it looks like.
+    assert states & ({"info"} if rule in ("A1", "A3", "B23", "C2", "F20", "F22", "F25") else {"fail", "warn"})
 
 
 @pytest.mark.parametrize("table", EVERY)
