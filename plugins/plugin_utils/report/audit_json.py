@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..core.finding import SEVERITIES, Finding
@@ -12,6 +14,7 @@ from ..rules.engine import blocking
 from ..rules.registry import Fleet
 
 AUDIT_SCHEMA = "peerlane.audit/1"
+_SCHEMA = Path(__file__).resolve().parent / "audit.schema.json"
 
 _STATES = ("fail", "warn", "unknown", "info", "pass", "not_applicable")
 # Raw config space and every field of nvidia-smi -q are evidence, not facts: they stay in the snapshot folder.
@@ -44,6 +47,12 @@ def document(fleet: Fleet, findings: Mapping[str, Sequence[Finding]], generated_
     return sorted_shape
 
 
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of ``document``."""
+    shape: dict[str, Any] = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    return shape
+
+
 def _host(snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "facts": slim(snapshot.as_dict()),
@@ -56,7 +65,7 @@ def _host(snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, Any]:
 def slim(value: Any) -> Any:
     """Return a snapshot's shape without its bulky parts."""
     if isinstance(value, Mapping):
-        return {key: slim(one) for key, one in value.items() if key not in _BULKY}
+        return {key: slim(one) for key, one in value.items() if key not in _BULKY or isinstance(one, int)}
     if isinstance(value, list):
         return [slim(one) for one in value]
     return value

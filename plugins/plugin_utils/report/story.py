@@ -14,6 +14,7 @@ from ..core.finding import RUNGS, SEVERITIES, Finding
 from ..core.snapshot import Snapshot
 from ..rules.common import gpu_count
 from ..rules.drift import Drift, compare
+from ..rules.knowledge import gpu_model
 from ..rules.peers import PathState, path_state
 from ..rules.registry import Fleet
 from .facts import gpus
@@ -40,6 +41,8 @@ _DEPTH = 4
 # terminal nor a reader's eyes.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
+# As the engine and ``core.evidence`` word it.
+_NOT_COLLECTED = re.compile(r"not collected: (.+)|(\S+) was not collected")
 _PCI_ID = re.compile(r"[0-9a-f]{4}(:[0-9a-f]{4})?")
 
 
@@ -242,7 +245,7 @@ def _role(snapshot: Snapshot) -> tuple[str, str]:
 
 
 def _gpus(snapshot: Snapshot) -> str:
-    names = [gpu_name(str(row["name"] or row["pci_id"] or "GPU of unknown model")) for row in gpus(snapshot)]
+    names = [gpu_name(str(row["name"] or ""), row["pci_id"]) for row in gpus(snapshot)]
     count = gpu_count(snapshot)
     if names:
         sure = "" if count.known else " (perhaps more: the list is a part)"
@@ -250,11 +253,18 @@ def _gpus(snapshot: Snapshot) -> str:
     return "none" if count.value == 0 else "not known" if not count.value else str(count.value)
 
 
-def gpu_name(told: str) -> str:
-    """Return the model without maker and chip: what lspci puts in brackets, or nvidia-smi after ``NVIDIA``."""
+def gpu_name(told: str, pci_id: str | None = None) -> str:
+    """Return the model without maker and chip: what lspci has in brackets, or nvidia-smi after ``NVIDIA``.
+
+    A model that lspci does not know (``Device 2330``) is looked up by its id (``10de:2330``).
+    """
     bracket = re.search(r"\[([^\]]{4,60})\]", told)
     name = bracket[1] if bracket and not _PCI_ID.fullmatch(bracket[1]) else told
-    return name.removeprefix("NVIDIA ").removeprefix("Corporation ").strip() or told
+    name = name.removeprefix("NVIDIA ").removeprefix("Corporation ").strip()
+    if not name or name.startswith("Device "):
+        model = gpu_model((pci_id or "").removeprefix("10de:"))
+        name = model.name if model is not None and model.name else pci_id or name
+    return name or "GPU of unknown model"
 
 
 def _driver(snapshot: Snapshot) -> str:
@@ -310,3 +320,16 @@ def reasons_of(findings: Sequence[Finding]) -> list[tuple[str, tuple[str, ...]]]
         rules = found.setdefault(one.reason or "no reason was given", [])
         rules += [one.rule] if one.rule not in rules else []
     return sorted(((reason, tuple(rules)) for reason, rules in found.items()), key=lambda one: -len(one[1]))
+
+
+def missing_sources(findings: Sequence[Finding]) -> tuple[list[tuple[str, str]], list[Finding]]:
+    """Return the sources that unknowns lack, each with a rule, the most wanted first; and the other unknowns."""
+    wanted: dict[str, list[str]] = {}
+    others = []
+    for one in findings:
+        hit = _NOT_COLLECTED.fullmatch(one.reason)
+        for source in (hit[1] or hit[2]).split(", ") if hit else ():
+            wanted.setdefault(source, []).append(one.rule)
+        others += [] if hit else [one]
+    ranked = sorted(wanted.items(), key=lambda one: (-len(one[1]), one[0]))
+    return [(source, rules[0]) for source, rules in ranked], others

@@ -16,6 +16,7 @@ from .story import (
     Story,
     clean,
     label,
+    missing_sources,
     paths_text,
     reasons_of,
     rung_text,
@@ -188,14 +189,22 @@ def _unknown(page: _Page, host: HostStory) -> None:
     if not unknown:
         return
     page.gap()
-    reasons = reasons_of(unknown)
-    shown = reasons if len(reasons) <= _MOST_ROWS else reasons[: _MOST_ROWS - 1]
-    for at, (reason, rules) in enumerate(shown):
-        lead = f"  {len(unknown)} unknown: " if at == 0 else " " * len(f"  {len(unknown)} unknown: ")
-        named = ", ".join(rules[:_MOST_EFFECTS]) + (" ..." if len(rules) > _MOST_EFFECTS else "")
-        page.cut(f"{named}: {reason}", lead=lead)
-    if len(shown) < len(reasons):
-        page.text(f"{len(reasons) - len(shown)} more reasons", lead=" " * len(f"  {len(unknown)} unknown: "))
+    missing, others = missing_sources(unknown)
+    rows = [
+        f"{', '.join(rules[:_MOST_EFFECTS])}{' ...' if len(rules) > _MOST_EFFECTS else ''}: {reason}"
+        for reason, rules in reasons_of(others)
+    ]
+    if missing:
+        lacking = (
+            f"{len(unknown) - len(others)} rules lack" if len(unknown) > len(others) + 1 else f"{missing[0][1]} lacks"
+        )
+        rows.insert(0, f"{lacking} {', '.join(source for source, _ in missing)}")
+    shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS - 1]
+    first = f"  {len(unknown)} unknown: "
+    for at, row in enumerate(shown):
+        page.cut(row, lead=first if at == 0 else " " * len(first))
+    if len(shown) < len(rows):
+        page.text(f"and {len(rows) - len(shown)} other reasons: -v shows them", lead=" " * len(first))
 
 
 def _counts(page: _Page, host: HostStory) -> None:
