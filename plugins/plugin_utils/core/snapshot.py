@@ -59,6 +59,7 @@ class Machine:
     product_name: Fact[str] = NOT_READ
     sys_vendor: Fact[str] = NOT_READ
     board_name: Fact[str] = NOT_READ
+    bios_version: Fact[str] = NOT_READ  # the firmware's; in a guest that of SeaBIOS or OVMF
     smbios_uuid: Fact[str] = NOT_READ  # lower case
     os_id: Fact[str] = NOT_READ  # debian, ubuntu, fedora ...
     os_version: Fact[str] = NOT_READ  # 13, 24.04 ...

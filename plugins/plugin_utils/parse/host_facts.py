@@ -27,6 +27,7 @@ def machine(sources: Sources, kernel: Kernel) -> Machine:
         product_name=sources.fact(partial(_key, "product_name"), "dmi"),
         sys_vendor=sources.fact(partial(_key, "sys_vendor"), "dmi"),
         board_name=sources.fact(partial(_key, "board_name"), "dmi"),
+        bios_version=sources.fact(partial(_key, "bios_version"), "dmi"),
         smbios_uuid=sources.fact(_smbios_uuid, "dmi"),
         os_id=sources.fact(_os_id, "os_release", "hostnamectl"),
         os_version=sources.fact(_os_version, "os_release"),

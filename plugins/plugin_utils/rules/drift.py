@@ -6,6 +6,7 @@ could not be read on a host is listed as unknown, and is never a difference.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,9 @@ _OWN_TOKENS = frozenset(
     ("BOOT_IMAGE", "initrd", "root", "rootflags", "resume", "resume_offset", "cryptdevice", "ip", "hostname")
 )
 _OWN_PREFIXES = ("rd.luks", "rd.lvm", "rd.md", "systemd.machine_id")
+# Where each host of a fleet is reached, and what nobody else may know.
+_OWN_OPTIONS = frozenset(("--host", "--port", "--api-key", "--served-model-name"))
+_ENGINE_PATH = re.compile(r"/engines/[a-z_]+-([0-9][^/\s]*)/")
 _NOT_SET = "not set"
 NO_GPU = "no NVIDIA GPU"
 
@@ -181,18 +185,19 @@ def _system(snapshot: Snapshot) -> Fact[str]:
 
 @dataclass(frozen=True)
 class _Compared:
-    """``of``: all, gpu (not where a group has no GPU), driver (neither on a hypervisor), hypervisor (only there)."""
+    """One value of a host. ``of``: what kind of group has it (``_applies``)."""
 
     key: str
     title: str
     of: str
     read: Callable[[Snapshot], Fact[str]]
 
-    def applies(self, role: str, model: str) -> bool:
-        """Whether hosts of this role with these GPUs have it."""
-        if self.of == "hypervisor":
-            return role == "hypervisor"
-        return self.of == "all" or (model != NO_GPU and (self.of == "gpu" or role != "hypervisor"))
+
+def _applies(of: str, role: str, model: str) -> bool:
+    """Whether a group has this: all, gpu (hosts with GPUs), driver (with GPUs of their own use), hypervisor."""
+    if of == "hypervisor":
+        return role == "hypervisor"
+    return of == "all" or (model != NO_GPU and (of == "gpu" or role != "hypervisor"))
 
 
 _COMPARED = (
@@ -208,6 +213,7 @@ _COMPARED = (
     _Compared("kernel.release", "kernel", "all", lambda one: _text(one.kernel.release)),
     _Compared("machine.os", "operating system", "all", _system),
     _Compared("machine.product", "machine model", "all", lambda one: _text(one.machine.product_name)),
+    _Compared("machine.bios", "BIOS", "all", lambda one: _text(one.machine.bios_version)),
     _Compared("cpu.model", "CPU", "all", lambda one: _text(one.cpu.model_name)),
     _Compared("vm.qemu_version", "QEMU", "hypervisor", lambda one: _text(one.vm.qemu_version)),
     _Compared("vm.pve_version", "Proxmox VE", "hypervisor", lambda one: _text(one.vm.pve_version)),
@@ -235,6 +241,57 @@ def _nccl_settings(snapshot: Snapshot) -> Fact[Mapping[str, str]]:
     for one in fact.value:
         found.setdefault(one.name, []).append(one.value)
     return Fact({name: ", ".join(dict.fromkeys(values)) for name, values in found.items()}, fact.source)
+
+
+def _engines(snapshot: Snapshot) -> Fact[Mapping[str, str]]:
+    """Return the version of each engine, as far as the path of its program tells it (design: engines/NAME-VERSION)."""
+    fact = snapshot.services.engines
+    if fact.value is None:
+        return unknown(fact.reason, fact.source)
+    found: dict[str, set[str]] = {}
+    for one in fact.value:
+        hit = _ENGINE_PATH.search(one.command)
+        found.setdefault(one.name, set()).add(hit[1] if hit else "version not told")
+    return Fact({name: ", ".join(sorted(versions)) for name, versions in found.items()}, fact.source)
+
+
+def _engine_options(snapshot: Snapshot) -> Fact[Mapping[str, str]]:
+    fact = snapshot.services.engines
+    if fact.value is None:
+        return unknown(fact.reason, fact.source)
+    found: dict[str, set[str]] = {}
+    for one in fact.value:
+        for option, value in one.options.items():
+            if option not in _OWN_OPTIONS:
+                found.setdefault(f"{one.name} {option}", set()).add(value or "given")
+    return Fact({name: ", ".join(sorted(values)) for name, values in found.items()}, fact.source)
+
+
+def _limits(snapshot: Snapshot) -> Fact[Mapping[str, str]]:
+    """Return the soft limits of the engines, or of the machine where no engine tells any."""
+    engines = snapshot.services.engines
+    found: dict[str, set[int]] = {}
+    for one in engines.value or ():
+        for name, value in one.limits.items():
+            found.setdefault(name, set()).add(value)
+    source = engines.source
+    if not found:
+        fact = snapshot.limits.values
+        if fact.value is None:
+            return unknown(fact.reason, fact.source)
+        found, source = {name: {value} for name, value in fact.value.items()}, fact.source
+    words = {name: sorted("unlimited" if one == -1 else str(one) for one in values) for name, values in found.items()}
+    return Fact({name: ", ".join(values) for name, values in words.items()}, source)
+
+
+# Tables are compared key by key: (key, title, of as in _Compared, reader).
+_TABLES: tuple[tuple[str, str, str, Callable[[Snapshot], Fact[Mapping[str, str]]]], ...] = (
+    ("kernel.command_line", "kernel command line", "all", _command_line),
+    ("nccl.settings", "NCCL settings", "driver", _nccl_settings),
+    ("services.engines", "engine", "driver", _engines),
+    ("services.options", "engine options", "driver", _engine_options),
+    ("limits", "limits", "driver", _limits),
+)
 
 
 # --- grouping and comparing -----------------------------------------------------------------------------------------
@@ -287,11 +344,11 @@ def _group(role: str, model: str, snapshots: Sequence[Snapshot]) -> Group:
     aspects = [
         _aspect(one.key, one.title, {snapshot.host: one.read(snapshot) for snapshot in snapshots})
         for one in _COMPARED
-        if one.applies(role, model)
+        if _applies(one.of, role, model)
     ]
-    aspects += _table("kernel.command_line", "kernel command line", {one.host: _command_line(one) for one in snapshots})
-    if role != "hypervisor" and model != NO_GPU:
-        aspects += _table("nccl.settings", "NCCL settings", {one.host: _nccl_settings(one) for one in snapshots})
+    for key, title, of, table in _TABLES:
+        if _applies(of, role, model):
+            aspects += _table(key, title, {one.host: table(one) for one in snapshots})
     return Group(
         role=role,
         gpu_model=model,
