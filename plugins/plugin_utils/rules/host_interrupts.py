@@ -109,7 +109,7 @@ def _unsafe_interrupts(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     shown += [Excerpt("modprobe.d" if one.startswith("options") else "proc.cmdline", one) for one in configured]
     needed = snapshot.iommu.interrupt_remapping.value is False
     steps = (
-        "grep -rl allow_unsafe_interrupts /etc/modprobe.d   # remove the option there",
+        "# /etc/modprobe.d: remove the option allow_unsafe_interrupts wherever it stands",
         *(
             set_kernel_parameters(snapshot, f"remove {_UNSAFE}")
             if line.has(_UNSAFE)
