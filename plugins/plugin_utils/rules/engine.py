@@ -16,6 +16,7 @@ from ..core.snapshot import NOT_READ, Snapshot
 from . import (  # noqa: F401
     bare_metal,
     driver,
+    fabric,
     gpu_health,
     gpu_state,
     guest_view,
@@ -34,6 +35,8 @@ from . import (  # noqa: F401
     mmio,
     p2p,
     paths,
+    runtime,
+    services,
     vm_config,
     vm_resources,
     vm_settings,

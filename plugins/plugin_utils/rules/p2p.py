@@ -558,6 +558,8 @@ def _cuda_access(snapshot: Snapshot) -> Iterator[Verdict]:
         models = {f"GPU{device.index}": device.name for device in run.devices if device.name}
         mixed = len(set(models.values())) > 1
         across = any(models.get(a) != models.get(b) for a, b in both)
+        # Before the first refusal was read, an island is only where the output was cut.
+        islands = islands if not all(run.access.values()) else []
         fact = Fact(run.access, run.source, "\n".join(
             f"{a} {'may' if may else 'may not'} reach {b}" for (a, b), may in list(run.access.items())[:12]
         ))  # fmt: skip

@@ -494,9 +494,11 @@ def _sound(one: Measurement) -> Verdict:
             subject=one.source,
             reason="a table with P2P on was cut or is missing",
         )
+    least, most = f"{min(speeds):.1f}", f"{max(speeds):.1f}"
     return verdict(
         "pass",
-        f"Copies between GPUs reach {min(speeds):.1f} to {max(speeds):.1f} GB/s ({one.backend}, as the sender sees it)",
+        f"Copies between GPUs reach {least if least == most else f'{least} to {most}'} GB/s ({one.backend}, as the "
+        "sender sees it)",
         evidence,
         subject=one.source,
     )
