@@ -181,3 +181,103 @@ def test_a_file_that_is_gone_leaves_its_reason(tmp_path):
     )
 
     assert "uname.txt cannot be read" in evidence_room.load(tmp_path).why_missing("uname")
+
+
+def test_passwords_and_serial_numbers_of_vms_stay_on_the_machine(tree):
+    (tree / "etc/pve/qemu-server/101.conf").write_text(
+        "cipassword: $5$abc\ncpu: host\nscsi0: p:vm-disk,serial=WD-123,size=8G\nsmbios1: uuid=u,serial=SN9\n"
+    )
+    domains = tree / "etc/libvirt/qemu"
+    domains.mkdir(parents=True)
+    (domains / "llm.xml").write_text(
+        "<domain type='kvm'><name>llm</name><graphics type='vnc' passwd='secret'/>"
+        "<qemu:env name='TOKEN' value=\"hf_secret\"/><entry name='serial'>SN9</entry><serial>WD-123</serial></domain>"
+    )
+    wanted = [source for source in SOURCES if source["source"] in ("pve.conf", "libvirt.domains")]
+
+    texts = {name: str(entry["stdout"]) for name, entry in by_source(evidence.collect(5, str(tree), wanted)).items()}
+
+    assert texts["pve.conf.101"] == (
+        "cipassword: [masked]\ncpu: host\nscsi0: p:vm-disk,serial=[masked],size=8G\nsmbios1: uuid=u,serial=[masked]\n"
+    )
+    for secret in ("secret", "SN9", "WD-123"):
+        assert secret not in texts["libvirt.domains"]
+    assert "passwd='[masked]'/>" in texts["libvirt.domains"]
+
+
+@pytest.fixture
+def process(tree: Path) -> Path:
+    """A QEMU process of VM 101 that started 100 s after the machine."""
+    place = tree / "proc/4242"
+    place.mkdir(parents=True)
+    (tree / "proc/stat").write_text("cpu  1 2 3 4 5 6 7 8 9 10\nintr 1 2\nbtime 1700000000\n")
+    (place / "cmdline").write_bytes(b"/usr/bin/kvm\0-id\0" + b"101\0-cpu\0host\0")
+    ticks = 100 * os.sysconf("SC_CLK_TCK")
+    (place / "stat").write_text(f"4242 (kvm (odd) name) S {' '.join(['0'] * 18)} {ticks} 0 0\n")
+    (place / "status").write_text("Name:\tkvm\nCpus_allowed_list:\t0-31\n")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("probe", "pids", "config"),
+    [
+        ("qemu_processes", "run/qemu-server/101.pid", "etc/pve/qemu-server/101.conf"),
+        ("libvirt_processes", "run/libvirt/qemu/101.pid", "etc/libvirt/qemu/101.xml"),
+    ],
+)
+def test_a_running_vm_tells_when_it_started_and_on_which_cpus(tree, process, probe, pids, config):
+    (tree / pids).parent.mkdir(parents=True)
+    (tree / pids).write_text("4242\n")
+    (tree / config).parent.mkdir(parents=True, exist_ok=True)
+    (tree / config).write_text("x\n")
+    os.utime(tree / config, (1700000500, 1700000500))
+
+    text = evidence_probes.PROBES[probe](str(tree))
+
+    assert text == (
+        "# ==> vm 101 pid 4242 started 1700000100 changed 1700000500 cpus 0-31 <==\n"
+        "/usr/bin/kvm\n-id\n101\n-cpu\nhost\n"
+    )
+
+
+def test_what_a_process_does_not_tell_is_left_out(tree, process):
+    (process / "stat").write_text("4242 (kvm) S\n")
+    (process / "status").unlink()
+    (tree / "run/qemu-server").mkdir(parents=True)
+    (tree / "run/qemu-server/900.pid").write_text("4242\n")
+    (tree / "run/qemu-server/901.pid").write_text("5555\n")
+
+    assert evidence_probes.qemu_processes(str(tree)).splitlines()[0] == "# ==> vm 900 pid 4242 <=="
+
+
+def test_only_interfaces_with_a_device_are_cards(tree):
+    for name, address, is_card in (("ens18", "bc:24:11:00:00:01", True), ("docker0", "02:42:00:00:00:01", False)):
+        place = tree / "sys/class/net" / name
+        place.mkdir(parents=True)
+        (place / "address").write_text(f"{address}\n")
+        if is_card:
+            (place / "device").symlink_to("../../../devices")
+            (tree / "sys/class/devices").mkdir(exist_ok=True)
+
+    assert evidence_probes.net_cards(str(tree)) == "ens18 bc:24:11:00:00:01\n"
+
+
+def test_memory_lists_pools_nodes_and_what_shares_it(tree):
+    pool = tree / "sys/kernel/mm/hugepages/hugepages-2048kB"
+    pool.mkdir(parents=True)
+    (pool / "nr_hugepages").write_text("12\n")
+    (pool / "free_hugepages").write_text("3\n")
+    node = tree / "sys/devices/system/node/node1"
+    node.mkdir(parents=True)
+    (node / "cpulist").write_text("8-15\n")
+    (node / "meminfo").write_text("Node 1 MemTotal:       1024 kB\n")
+    (tree / "sys/kernel/mm/ksm").mkdir()
+    (tree / "sys/kernel/mm/ksm/run").write_text("1\n")
+
+    assert evidence_probes.memory(str(tree)) == (
+        "hugepages 2048 total=12 free=3\nnode 1 cpus=8-15 mem_kib=1024\nksm_run: 1\n"
+    )
+
+
+def test_cpu_time_leaves_out_the_long_lines(tree, process):
+    assert evidence_probes.cpu_time(str(tree)) == "cpu  1 2 3 4 5 6 7 8 9 10\nbtime 1700000000\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import proxmox
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, proxmox, snapshot
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse.text import RefusedError
 
 
@@ -110,7 +110,10 @@ gpu1
 
 
 def test_a_mapping_serves_its_own_node():
-    assert proxmox.mappings(proxmox.mapping_claims(MAPPING, ("pve2",))) == {"gpu0": ("0000:81:00.0", "0000:81:00.1"), "gpu1": ()}
+    assert proxmox.mappings(proxmox.mapping_claims(MAPPING, ("pve2",))) == {
+        "gpu0": ("0000:81:00.0", "0000:81:00.1"),
+        "gpu1": (),
+    }
 
 
 def test_a_mapping_of_one_node_needs_no_name():
@@ -149,3 +152,131 @@ def test_custom_cpu_models_are_named_as_settings_name_them():
 )
 def test_versions(text, pve, qemu, kernel):
     assert (proxmox.pve_version(text), proxmox.qemu_version(text), proxmox.running_kernel(text)) == (pve, qemu, kernel)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # cut at a fixed column by a terminal
+        [
+            "args: -set device.hostpci0.x-nv-gpudirect-clique=0 -set device.hostpci1.x-nv-gpu",
+            "direct-clique=0",
+        ],
+        # broken between words by a mail program
+        ["args: -set device.hostpci0.x-nv-gpudirect-clique=0", "  -set device.hostpci1.x-nv-gpudirect-clique=0"],
+    ],
+)
+def test_a_wrapped_line_is_one_setting(rows):
+    found = proxmox.conf("1", "\n".join([*rows, "cpu: host", "[snap]", "args: -old"]), "x")
+
+    assert found.settings == {
+        "args": "-set device.hostpci0.x-nv-gpudirect-clique=0 -set device.hostpci1.x-nv-gpudirect-clique=0",
+        "cpu": "host",
+    }
+
+
+def test_a_wrapped_comment_never_becomes_a_setting():
+    text = f"#{'a' * 79}\nof the description\n#b\ncpu: host\n"
+    found = proxmox.conf("1", text, "x")
+
+    assert (dict(found.settings), found.description) == ({"cpu": "host"}, f"{'a' * 79}of the description\nb")
+
+
+@pytest.mark.parametrize(
+    ("line", "paths", "options"),
+    [
+        ("01:00", ("01:00",), {}),
+        ("host=1234:f0:43.2,pcie=1", ("1234:f0:43.2",), {"pcie": "1"}),
+        ("pcie=1,host=01:00.0", ("01:00.0",), {"pcie": "1"}),
+        ("01:00.0;01:00.1,rombar=off,driver=keep", ("01:00.0", "01:00.1"), {"rombar": "off", "driver": "keep"}),
+    ],
+)
+def test_every_form_of_a_passed_device(line, paths, options):
+    (device,) = proxmox.conf("1", f"hostpci15:{line}\n", "x").hostpci
+
+    assert (device.index, device.name, device.paths, dict(device.options)) == (15, "hostpci15", paths, options)
+
+
+def test_the_collector_tells_when_a_process_started():
+    text = "# ==> vm 101 pid 9 started 1700000000 changed 1700000500 cpus 0-31 <==\n/usr/bin/kvm\n-id\n101\n"
+    found = proxmox.processes(text)["101"]
+
+    assert (found.started_at, found.changed_at, found.cpus) == (1700000000, 1700000500, "0-31")
+    assert found.arguments == ("/usr/bin/kvm", "-id", "101")
+
+
+def test_a_command_line_with_one_argument_a_line_is_read():
+    assert proxmox.processes("/usr/bin/kvm\n-id\n101\n-cpu\nhost\n")["101"].arguments[-1] == "host"
+
+
+def test_a_libvirt_process_is_known_by_its_domain():
+    row = "libvirt+ 7 1 0 /usr/bin/qemu-system-x86_64 -name guest=llm1,debug-threads=on -cpu host"
+    assert proxmox.command_lines(row)["llm1"][-2:] == ("-cpu", "host")
+
+
+def test_reservations_name_the_vm_that_holds_a_device():
+    text = "0000:01:00.0 101 pid:4242\n0000:02:00.0 102 time:1700000000\nnonsense\n"
+    assert proxmox.reservations(text) == {"0000:01:00.0": "101", "0000:02:00.0": "102"}
+
+
+def test_lines_of_one_mapping_are_alternatives():
+    text = "pool\n\tmap id=10de:2BB5,iommugroup=7,node=n,path=0000:01:00.0\n\tmap iommugroup=-1,node=n,path=02:00\n"
+    first, second = proxmox.mapping_claims(text, ())
+
+    assert (first.bdfs, first.vendor_device, first.iommu_group) == (("0000:01:00.0",), "10de:2bb5", 7)
+    assert (second.bdfs, second.vendor_device, second.iommu_group) == (("0000:02:00",), "", None)
+
+
+SHOWCMD = """/usr/bin/kvm \\
+  -id 101 \\
+  -name 'llm,debug-threads=on' \\
+  -cpu 'host,+kvm_pv_eoi' \\
+  -device 'vfio-pci,host=0000:01:00.0,id=hostpci0,bus=ich9-pcie-port-1,addr=0x0'
+"""
+CONF = "cpu: host\nhostpci0: 0000:01:00.0,pcie=1\n"
+
+
+def test_the_next_start_is_never_taken_for_what_runs(tmp_path):
+    (tmp_path / "101.conf").write_text(CONF)
+    (tmp_path / "next.txt").write_text(SHOWCMD)
+    (tmp_path / "again.txt").write_text(f"root@n:~# qm showcmd 101\n{' '.join(SHOWCMD.replace(chr(92), '').split())}\n")
+    (evidence,) = intake.read([tmp_path])
+    config = snapshot.build(evidence).vm.configs.value["101"]
+
+    assert config.running_arguments.value is None
+    assert config.planned_arguments.value[3:5] == ("-name", "llm,debug-threads=on")
+
+
+def test_a_process_list_is_what_runs(tmp_path):
+    (tmp_path / "101.conf").write_text(CONF)
+    (tmp_path / "ps.txt").write_text(
+        "root 42 99 ? Sl /usr/bin/kvm -id 101 -name llm,debug-threads=on -cpu host,kvm=off\n"
+    )
+    (evidence,) = intake.read([tmp_path])
+    config = snapshot.build(evidence).vm.configs.value["101"]
+
+    assert config.running_arguments.value[-1] == "host,kvm=off"
+
+
+def test_a_pending_list_alone_is_a_configuration_with_what_waits(tmp_path):
+    (tmp_path / "report.txt").write_text(
+        "root@n:~# qm pending 101\ncur cpu: host,hidden=1\nnew cpu: host\ncur hostpci0: 0000:01:00.0,pcie=1\n"
+        "cur memory: 65536\ndel balloon: 512\n"
+    )
+    (evidence,) = intake.read([tmp_path / "report.txt"])
+    config = snapshot.build(evidence).vm.configs.value["101"]
+
+    assert (config.settings["cpu"], dict(config.pending), config.pending_deletes) == (
+        "host,hidden=1",
+        {"cpu": "host"},
+        ("balloon",),
+    )
+    assert config.hostpci[0].line == "cur hostpci0: 0000:01:00.0,pcie=1"
+
+
+def test_a_process_list_of_one_vm_does_not_stop_the_others(built):
+    made = built({"pve.conf.101": CONF, "pve.conf.102": CONF, "pve.running": "/usr/bin/kvm -id 101 -cpu host\n"})
+    assert made.vm.configs.value["102"].running.value is None
+
+    whole = built({"pve.conf.101": CONF, "pve.conf.102": CONF, "pve.running": "# ==> vm 101 pid 1 <==\n-id\n101\n"})
+    assert whole.vm.configs.value["102"].running.value is False
