@@ -22,6 +22,7 @@ CODES: Mapping[str, str] = {
     "no": "the test says that peer access is not possible",
     "?": "not read",
 }
+_MODES: Mapping[str, str] = {"r": "reads", "w": "writes", "rw": "reads and writes"}
 LINKS: Mapping[str, str] = {
     "NV": "NVLinks (the number says how many)",
     "C2C": "chip-to-chip link",
@@ -84,7 +85,7 @@ def table(snapshot: Snapshot) -> Table | None:
     """Return the table of a host's GPUs, or None where fewer than two are known by name."""
     found = grants(snapshot)
     topology = snapshot.topology.value
-    runs = tuple(snapshot.measurements.get("p2p", ()))
+    runs = tuple(run for kind, ones in snapshot.measurements.items() if kind != "host" for run in ones)
     seen = _Seen(snapshot, runs)
     gpus = found.gpus if found else topology.gpus if topology else seen.gpus
     if len(gpus) < 2:
@@ -109,7 +110,7 @@ def table(snapshot: Snapshot) -> Table | None:
 
 def _cell(pair: Pair, found: Grants | None, link: str, seen: _Seen) -> Cell:
     codes = found.codes.get(pair, {}) if found else {}
-    said = ", ".join(f"{ {'r': 'reads', 'w': 'writes'}.get(mode, mode) } {code}" for mode, code in codes.items())
+    said = ", ".join(f"{_MODES.get(mode, mode)} {code}" for mode, code in codes.items())
     if codes and found:
         code = "/".join(dict.fromkeys(codes.values()))
         granted: bool | None = found.granted(pair)
@@ -160,12 +161,24 @@ class _Seen:
             if copy.bandwidth_gbps is not None:
                 self.figures.setdefault(pair, f"{copy.bandwidth_gbps:.3g} GB/s")
             if copy.verified is False:
-                self.wrong.add(pair)
+                self.wrong |= {pair, (pair[1], pair[0])}
             elif copy.verified and most >= RUNG_DELIVERED:
-                self.rungs[pair] = max(self.rungs.get(pair, 0), RUNG_DELIVERED)
+                # Each of the two GPUs reads the other's memory before values are compared.
+                for both in (pair, (pair[1], pair[0])):
+                    self.rungs[both] = max(self.rungs.get(both, 0), RUNG_DELIVERED)
+        if run.status == "ok" and not run.copies and most >= RUNG_DELIVERED:
+            self._group(run, most, [named[f"GPU{device.index}"] for device in run.devices])
         if run.status != "ok":
             why = f": {run.failure}" if run.failure else ""
-            self.notes.append(f"{run.backend} ended with {run.status.replace('_', ' ')}{why}.")
+            self.notes.append(f"{run.backend}, {run.kind}: ended with {run.status.replace('_', ' ')}{why}.")
+
+    def _group(self, run: Measurement, rung: int, gpus: list[str]) -> None:
+        """Take a test of a whole group for each of its pairs, and say so: it does not look at them one by one."""
+        for pair in ((first, second) for first in gpus for second in gpus if first != second):
+            self.rungs[pair] = max(self.rungs.get(pair, 0), rung)
+        self.notes.append(
+            f"{run.backend}, {run.kind} over {len(gpus)} GPUs: {RUNGS[rung]} as a group, not pair by pair."
+        )
 
 
 def _names(snapshot: Snapshot, run: Measurement) -> dict[str, str]:
