@@ -57,14 +57,12 @@ def _join(first: Gpu, second: Gpu, source: str) -> Gpu:
 
 def _instances(first: Gpu, second: Gpu) -> tuple[MigInstance, ...]:
     """Join MIG devices by their index: one output tells the profile, another the memory."""
-    others = {one.index: one for one in second.mig_instances}
-    return tuple(
-        replace(
-            one,
-            profile=one.profile or others[one.index].profile,
-            memory_total_mib=one.memory_total_mib or others[one.index].memory_total_mib,
+    joined = {one.index: one for one in first.mig_instances}
+    for one in second.mig_instances:
+        known = joined.get(one.index, one)
+        joined[one.index] = replace(
+            known,
+            profile=known.profile or one.profile,
+            memory_total_mib=known.memory_total_mib or one.memory_total_mib,
         )
-        if one.index in others
-        else one
-        for one in first.mig_instances
-    )
+    return tuple(joined[index] for index in sorted(joined))

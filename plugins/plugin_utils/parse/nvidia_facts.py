@@ -15,7 +15,7 @@ from .nvidia_query import Query
 from .text import RefusedError, first_line, shorten
 
 # Any of these may say how nvidia-smi ended; the plain call comes first.
-_SMI_CALLS = tuple(f"nvidia_smi{call}" for call in ("", ".q", ".qx", ".L", ".query_gpu", ".topo_m"))
+_SMI_CALLS = tuple(f"nvidia_smi{call}" for call in ("", ".q", ".qx", ".L", ".query_gpu", ".topo_m", ".nvlink_s"))
 # Failures that hold for the whole driver, whichever call met them.
 _SMI_FAILURES = ("no_driver", "version_mismatch", "unknown_error", "no_permission", "lost_gpu", "no_devices")
 

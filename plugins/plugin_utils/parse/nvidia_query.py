@@ -264,9 +264,13 @@ class _Block:
         self._skip_from: int | None = None
         self._owner: list[dict[str, str]] | None = None
         self._owner_indent = 0
+        self._margin: int | None = None
 
     def take(self, bare: str, indent: int) -> None:
-        if not bare:
+        if self._margin is None:
+            self._margin = indent
+        if not bare or indent < self._margin:
+            # Left of the block stand only the ends of lines that a terminal broke.
             return
         if self._skip_from is not None:
             if indent > self._skip_from:

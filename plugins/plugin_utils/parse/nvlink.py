@@ -11,6 +11,7 @@ from .text import RefusedError, lines
 _GPU = re.compile(r"\s*GPU (\d{1,3}): (.+?)(?: \(UUID: [^)]*\)?)?$")
 _LINK = re.compile(r"\s*Link (\d{1,3}): (.+)$")
 _RATE = re.compile(r"(\d{1,5}(?:\.\d{1,4})?) GB/s")
+_INACTIVE = "<inactive>"
 # What stands below a GPU, or alone, instead of links.
 _NOTE = re.compile(r"\s*(?:NVML: )?((?:Unable to retrieve|Nvlink queries|NVLink queries).*)", re.IGNORECASE)
 _LONGEST_ROW = 300
@@ -26,9 +27,12 @@ def parse(text: str) -> tuple[NvLinks, ...]:
         if named := _GPU.match(row):
             gpus.append(NvLinks(int(named[1]), named[2]))
         elif (link := _LINK.match(row)) and gpus:
-            rate = _RATE.fullmatch(link[2].strip())
-            links = {**gpus[-1].links, int(link[1]): float(rate[1]) if rate else None}
-            gpus[-1] = replace(gpus[-1], links=links)
+            state = link[2].strip()
+            rate = _RATE.fullmatch(state)
+            # A line that was cut inside is no link that is down.
+            if rate or state == _INACTIVE:
+                links = {**gpus[-1].links, int(link[1]): float(rate[1]) if rate else None}
+                gpus[-1] = replace(gpus[-1], links=links)
         elif noted := _NOTE.match(row):
             if gpus:
                 gpus[-1] = replace(gpus[-1], note=noted[1].strip())

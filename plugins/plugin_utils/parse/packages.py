@@ -118,7 +118,7 @@ def apt_excerpt(text: str) -> list[str]:
     return [
         row.strip()[:300]
         for at, row in enumerate(rows)
-        if _TELLING.match(row) or (at and row[:2] == "  " and _TELLING.match(rows[at - 1]))
+        if _TELLING.match(row) or (at and row[:2] == "  " and _SECTION.match(rows[at - 1]))
     ]
 
 
