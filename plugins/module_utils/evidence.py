@@ -12,13 +12,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evidence_probes, platform_probes
+from ansible_collections.peerlane.gpu.plugins.module_utils import (
+    bounded,
+    engine_probes,
+    evidence_probes,
+    platform_probes,
+)
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import MAX_BYTES, SOURCES
 
 # The sources wait for the kernel and for the driver, not for a processor.
 WORKERS = 16
 
-_PROBES = {**evidence_probes.PROBES, **platform_probes.PROBES}
+_PROBES = {**evidence_probes.PROBES, **platform_probes.PROBES, **engine_probes.PROBES}
 
 
 def collect(timeout_s: int, root: str = "/", sources: Sequence[dict[str, Any]] = SOURCES) -> list[dict[str, Any]]:

@@ -134,7 +134,14 @@ SOURCES: tuple[dict[str, Any], ...] = (
     },
     # --- NCCL and services
     {"source": "etc.nccl.conf", "kind": "file", "path": "/etc/nccl.conf"},
+    {"source": "home.nccl.conf", "kind": "probe", "probe": "nccl_files"},
+    {"source": "nccl.topology", "kind": "probe", "probe": "nccl_topology"},
+    {"source": "nccl.topology_file", "kind": "probe", "probe": "nccl_topology_file"},
     {"source": "peerlane.services", "kind": "probe", "probe": "services"},
+    {"source": "engines", "kind": "probe", "probe": "engines"},
+    {"source": "p2p_caches", "kind": "probe", "probe": "p2p_caches"},
+    {"source": "df.shm", "kind": "command", "argv": ["df", "-k", "/dev/shm"]},  # noqa: S108
+    {"source": "cgroup.devices", "kind": "file", "path": "/sys/fs/cgroup/devices/devices.list"},
     # --- Proxmox
     {
         "source": "pve.conf",

@@ -98,8 +98,10 @@ def _told(engine: Engine, row: str) -> Engine:
             return replace(engine, environment={**engine.environment, name: setting})
     elif limit := _LIMIT.fullmatch(row):
         return replace(engine, limits={**engine.limits, limit[1]: int(limit[2])})
-    elif colon and key in ("name", "command"):
-        return replace(engine, **{key: value if key == "name" else masked(value)})
+    elif colon and key == "name":
+        return replace(engine, name=value)
+    elif colon and key == "command":
+        return replace(engine, command=masked(value))
     elif key == "unit" and value:
         return replace(engine, origin=f"unit {value}")
     elif key == "environment":

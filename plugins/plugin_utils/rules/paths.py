@@ -367,10 +367,9 @@ def _slower(snapshot: Snapshot, one: Measurement, table: Matrix, off: Matrix) ->
 def link_gbps(snapshot: Snapshot, index: int) -> float | None:
     """Return what the link of a GPU carries one way, in GB/s, or None where generation or width is not known."""
     gpu: Gpu | None = next((one for one in snapshot.gpus.value or () if one.index == index), None)
-    if gpu is None or gpu.link_gen_max not in _LANE_GBPS:
-        return None
-    width = gpu.link_width_current or gpu.link_width_max
-    return _LANE_GBPS[gpu.link_gen_max] * width if width else None
+    lane = _LANE_GBPS.get(gpu.link_gen_max or 0) if gpu is not None else None
+    width = (gpu.link_width_current or gpu.link_width_max) if gpu is not None else None
+    return lane * width if lane and width else None
 
 
 def _has_nvlink(snapshot: Snapshot, one: Measurement) -> bool | None:
