@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import faults, operations
+from . import faults, operations, scenarios
 from .image import DEFAULT_DISTRO, DISTROS
 from .state import KINDS, USERS, Paths
 from .system import LabError, Progress, install_requirements
@@ -36,7 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verb = verbs.add_parser("up", help="start hosts; makes them, and the base image, where needed")
     verb.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(operations.DEFAULT_NAMES)}")
     verb.add_argument("--distro", choices=sorted(DISTROS), help=f"default: {DEFAULT_DISTRO}")
-    verb.add_argument("--kind", choices=KINDS, help="proxmox: a container with simulated Proxmox VE files and tools")
+    verb.add_argument(
+        "--kind",
+        choices=KINDS,
+        help="container (default); proxmox: one with simulated Proxmox VE files; vm: QEMU with simulated GPUs",
+    )
+    verb.add_argument(
+        "--scenario",
+        choices=list(scenarios.SCENARIOS),
+        metavar="SCENARIO",
+        help=f"of a vm: {', '.join(scenarios.SCENARIOS)} (default: {scenarios.DEFAULT}); see `scenarios`",
+    )
     verb.add_argument("--user", choices=USERS, help="login in the inventory: root (default), or admin with sudo")
     verb.add_argument("--install", action="store_true", help="first install what the lab needs on this machine")
 
@@ -46,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verb.add_argument("--if-exists", action="store_true", help="a host that is not there is no error")
     verb.add_argument("--purge", action="store_true", help="with --all: also the base images and the lab's folder")
 
+    verbs.add_parser("scenarios", help="what the virtual machines (--kind vm) can be")
     verbs.add_parser("status", help="name, release, address, state and starting time of each host")
 
     verb = verbs.add_parser("ssh", help="log in, or run a command")
@@ -86,7 +97,12 @@ def _run(args: argparse.Namespace) -> int:
         if args.install:
             install_requirements(progress)
         names = args.names or operations.DEFAULT_NAMES
-        return _report(operations.up(paths, names, args.distro, args.kind, args.user, progress))
+        wish = operations.Wish(args.distro, args.kind, args.user, args.scenario)
+        return _report(operations.up(paths, names, wish, progress))
+    if args.lab_verb == "scenarios":
+        for name, scenario in scenarios.SCENARIOS.items():
+            print(f"{name:<20}{scenario.text}")
+        return EXIT_OK
     if args.lab_verb == "down":
         return _down(args, paths, progress)
     if args.lab_verb == "status":
@@ -128,6 +144,7 @@ def status_table(rows: Sequence[operations.Row]) -> str:
     table = [("NAME", "DISTRO", "KIND", "ADDRESS", "STATE", "SINCE", "FAULTS")]
     for row in rows:
         kind = "proxmox (simulated)" if row.kind == "proxmox" else row.kind
+        kind = f"vm {row.scenario} (simulated GPUs)" if row.kind == "vm" else kind
         table.append((row.name, row.distro, kind, row.address, row.state, row.since, " ".join(row.faults) or "-"))
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     return "\n".join(

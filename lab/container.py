@@ -69,7 +69,7 @@ def start(paths: Paths, host: Host, network_number: int, progress: Progress) -> 
     )
     resolv = root / "etc/resolv.conf"
     resolv.unlink(missing_ok=True)
-    resolv.write_text(_nameservers(), encoding="utf-8")
+    resolv.write_text(nameservers(), encoding="utf-8")
     machine = network.machine(network_number, host.octet)
     _delete_link(network.veth(network_number, host.octet))
     nspawn = [
@@ -191,7 +191,7 @@ def _delete_link(name: str) -> None:
         command(["ip", "link", "delete", name], check=False)
 
 
-def _nameservers() -> str:
+def nameservers() -> str:
     """Return the machine's name servers; a resolver on the machine's own loopback is no use inside a host."""
     for file in (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")):
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []

@@ -75,7 +75,7 @@ def main() -> int:
 def _lab_host(home: Path, model: Path, golden: dict[str, Any]) -> int:
     _say("2. A fresh Debian host, provisioned by one playbook")
     paths = Paths.from_environment()
-    for line in operations.up(paths, [HOST], None, None, None, Progress()):
+    for line in operations.up(paths, [HOST], operations.Wish(), Progress()):
         print(line, file=sys.stderr)
         return 3
     inventory = _inventory(home, paths, model, golden)

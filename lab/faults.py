@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from . import cgroups, container, network, operations
+from . import container, network, operations, vm
 from .state import Host, Paths, State, host_lock, load
 from .system import LabError, Progress, command
 
@@ -60,8 +60,15 @@ class Target:
         """This machine's end of the host's cable."""
         return network.veth(self.network, self.host.octet)
 
+    @property
+    def interface(self) -> str:
+        """The host's own end of it."""
+        return vm.INTERFACE if self.host.kind == "vm" else "host0"
+
     def inside(self, *argv: str, check: bool = True) -> str:
         """Run a program in the host without SSH."""
+        if self.host.kind == "vm":
+            return vm.inside(self.paths, self.host.name, list(argv), check=check)
         return container.inside(self.paths, self.host.name, list(argv), check=check)
 
 
@@ -71,7 +78,7 @@ def switch(paths: Paths, name: str, kind: str, on: bool, options: Options, progr
     with host_lock(paths, name):
         state = load(paths)
         target = _target(paths, state, name)
-        running = container.is_running(paths, name)
+        running = operations.is_running(paths, target.host)
         if kind == "power":
             if running and not on:
                 operations.power_off(paths, name)
@@ -120,7 +127,7 @@ def _take_off(target: Target, kind: str, options: Options, progress: Progress) -
         _run_script(target, "disk_full.py", "off")
     elif kind == "slow":
         command(["tc", "qdisc", "delete", "dev", target.veth, "root"])
-        target.inside("tc", "qdisc", "delete", "dev", "host0", "root")
+        target.inside("tc", "qdisc", "delete", "dev", target.interface, "root")
     elif kind == "apt-lock":
         target.inside("systemctl", "stop", APT_LOCK_UNIT)
 
@@ -131,9 +138,11 @@ def _is_slow(target: Target) -> bool:
 
 
 def _holds_apt_lock(target: Target) -> bool:
-    pid = cgroups.leader(target.paths.lab_id, target.host.name)
     unit = f"{APT_LOCK_UNIT}.service"
-    return pid is not None and target.inside("systemctl", "is-active", unit, check=False).strip() == "active"
+    return (
+        operations.is_running(target.paths, target.host)
+        and target.inside("systemctl", "is-active", unit, check=False).strip() == "active"
+    )
 
 
 _IS_ON: Mapping[str, Callable[[Target], bool]] = {
@@ -156,7 +165,7 @@ def _slow_down(target: Target, options: Options, progress: Progress) -> None:
         progress(f"{target.host.name}: this kernel has no netem, so the rate is limited but nothing is delayed")
         netem = ["tbf", *rate, "burst", "16kb", "latency", "400ms"]
         command([*device, target.veth, "root", *netem])
-    target.inside(*device, "host0", "root", *netem)
+    target.inside(*device, target.interface, "root", *netem)
 
 
 def _hold_apt_lock(target: Target) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from . import cgroups, container, image, inventory, network
+from . import cgroups, container, image, inventory, network, scenarios, vm, vm_image
 from .state import Host, Paths, State, check_name, host_lock, lab_lock, load, save
 from .system import LabError, Progress, command, require_machine, require_root
 
@@ -29,21 +29,33 @@ class Row:
     state: str
     since: str = "-"
     faults: tuple[str, ...] = ()
+    scenario: str = ""
 
 
-def up(
-    paths: Paths, names: Sequence[str], distro: str | None, kind: str | None, user: str | None, progress: Progress
-) -> list[str]:
+@dataclass(frozen=True)
+class Wish:
+    """What `up` is asked for; None leaves it as it is, or takes the default for a new host."""
+
+    distro: str | None = None
+    kind: str | None = None
+    user: str | None = None
+    scenario: str | None = None
+
+
+def up(paths: Paths, names: Sequence[str], wish: Wish, progress: Progress) -> list[str]:
     """Start hosts, making what is missing and healing what a crash left. Returns the errors, one line each."""
     for name in names:
         check_name(name)
+    if wish.kind == "vm" and wish.distro not in (None, vm_image.DISTRO):
+        raise LabError(f"hosts of kind vm are {image.DISTROS[vm_image.DISTRO]}; leave out --distro {wish.distro}")
     require_machine()
     paths.root.mkdir(parents=True, exist_ok=True)
     _make_key(paths)
     known = load(paths).hosts
-    for release in sorted({known[name].distro if name in known else distro or image.DEFAULT_DISTRO for name in names}):
+    distro = wish.distro or image.DEFAULT_DISTRO
+    for release in sorted({known[name].distro if name in known else distro for name in names}):
         image.ensure(paths, release, progress)
-    return _for_each(names, lambda name: _up_one(paths, name, distro, kind, user, progress))
+    return _for_each(names, lambda name: _up_one(paths, name, wish, progress))
 
 
 def down(paths: Paths, names: Sequence[str], progress: Progress) -> list[str]:
@@ -84,12 +96,14 @@ def status(paths: Paths, faults_of: Callable[[Paths, State, str], tuple[str, ...
     state = load(paths)
     rows = []
     for name, host in sorted(state.hosts.items()):
-        row = Row(name, host.distro, host.kind, host_address(state, host), "off")
-        pid = cgroups.leader(paths.lab_id, name)
+        row = Row(name, host.distro, host.kind, host_address(state, host), "off", scenario=host.scenario)
+        pid = vm.leader(paths, name) if host.kind == "vm" else cgroups.leader(paths.lab_id, name)
         if not (paths.host(name) / "complete").exists():
             row = replace(row, state="incomplete")
         elif pid is not None:
-            word = "running" if container.answers_ssh(row.address, timeout_s=1) else "no-ssh"
+            word = (
+                "running" if container.answers_ssh(row.address, timeout_s=5 if host.kind == "vm" else 1) else "no-ssh"
+            )
             since = cgroups.started_at(pid)
             row = replace(row, state=word, since=since, faults=faults_of(paths, state, name))
         rows.append(row)
@@ -129,7 +143,7 @@ def power_on(paths: Paths, name: str, progress: Progress) -> None:
         state = replace(state, network=number)
         save(paths, state)
         inventory.write(paths, state)
-    container.start(paths, host, number, progress)
+    _start(paths, host, number, progress)
 
 
 def power_off(paths: Paths, name: str) -> None:
@@ -141,23 +155,30 @@ def power_off(paths: Paths, name: str) -> None:
         container.release_machine(state.network, host)
 
 
-def _up_one(
-    paths: Paths, name: str, distro: str | None, kind: str | None, user: str | None, progress: Progress
-) -> None:
+def is_running(paths: Paths, host: Host) -> bool:
+    """Tell whether a host runs."""
+    if host.kind == "vm":
+        return vm.is_running(paths, host.name)
+    return container.is_running(paths, host.name)
+
+
+def _start(paths: Paths, host: Host, number: int, progress: Progress) -> None:
+    (vm if host.kind == "vm" else container).start(paths, host, number, progress)
+
+
+def _up_one(paths: Paths, name: str, wish: Wish, progress: Progress) -> None:
     with host_lock(paths, name):
         with lab_lock(paths):
             state = load(paths)
-            host = state.hosts.get(name) or Host(
-                name,
-                distro or image.DEFAULT_DISTRO,
-                kind or "container",
-                user or "root",
-                network.free_octet(state),
-            )
-            for asked, is_, word in ((distro, host.distro, "release"), (kind, host.kind, "kind")):
+            host = state.hosts.get(name) or _new_host(state, name, wish)
+            for asked, is_, word in (
+                (wish.distro, host.distro, "release"),
+                (wish.kind, host.kind, "kind"),
+                (wish.scenario, host.scenario, "scenario"),
+            ):
                 if asked not in (None, is_):
-                    raise LabError(f"{name}: exists with {word} {is_}; `peerlane lab down {name}` first")
-            host = replace(host, user=user or host.user)
+                    raise LabError(f"{name}: exists with {word} {is_ or 'none'}; `peerlane lab down {name}` first")
+            host = replace(host, user=wish.user or host.user)
             number = network.ensure(paths, state)
             moved = number != state.network
             state = replace(state, network=number).with_host(host)
@@ -168,15 +189,24 @@ def _up_one(
             return
         container.release(paths, name)
         container.release_machine(number, host)
-        container.make(paths, host, progress)
+        (vm if host.kind == "vm" else container).make(paths, host, progress)
         with lab_lock(paths):
             inventory.write(paths, load(paths))
-        container.start(paths, host, number, progress)
+        _start(paths, host, number, progress)
+
+
+def _new_host(state: State, name: str, wish: Wish) -> Host:
+    kind = wish.kind or "container"
+    if wish.scenario and kind != "vm":
+        raise LabError(f"--scenario {wish.scenario}: only a host of kind vm has a scenario; add --kind vm")
+    scenario = (wish.scenario or scenarios.DEFAULT) if kind == "vm" else ""
+    distro = wish.distro or (vm_image.DISTRO if kind == "vm" else image.DEFAULT_DISTRO)
+    return Host(name, distro, kind, wish.user or "root", network.free_octet(state), scenario)
 
 
 def _is_up(paths: Paths, host: Host, number: int, progress: Progress) -> bool:
     """Tell whether a host can be left as it is; a host that runs but does not answer is started anew."""
-    if not container.is_running(paths, host.name):
+    if not is_running(paths, host):
         return False
     address = network.address(number, host.octet)
     if any(container.answers_ssh(address) for _ in range(3)):

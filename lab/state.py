@@ -16,10 +16,10 @@ from pathlib import Path
 from .system import LabError
 
 SCHEMA = "peerlane.lab/1"
-KINDS = ("container", "proxmox")
+KINDS = ("container", "proxmox", "vm")
 USERS = ("root", "admin")
 LOCK_WAIT_S = 900  # an image takes 1-3 minutes to build
-RESERVED_NAMES = frozenset({"all", "ungrouped", "lab", "localhost", "trixie", "bookworm", "proxmox"})
+RESERVED_NAMES = frozenset({"all", "ungrouped", "lab", "localhost", "trixie", "bookworm", "proxmox", "vm"})
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,14 @@ class Paths:
 
 @dataclass(frozen=True)
 class Host:
-    """One lab host. `octet` is the last part of its address."""
+    """One lab host. `octet` is the last part of its address; `scenario` is what a host of kind `vm` is made of."""
 
     name: str
     distro: str
     kind: str
     user: str
     octet: int
+    scenario: str = ""
 
 
 @dataclass(frozen=True)

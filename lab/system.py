@@ -24,6 +24,8 @@ PROGRAMS: Mapping[str, str] = {
     "nsenter": "util-linux",
     "mount": "mount",
     "tar": "tar",
+    "unshare": "util-linux",
+    "mkfs.ext4": "e2fsprogs",
 }
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEBIAN_KEYRING_PACKAGE = "debian-archive-keyring"
