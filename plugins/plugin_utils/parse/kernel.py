@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..core.snapshot import CommandLine
+from .platform import boot_tool
 from .text import RefusedError, files, lines
 
 _RELEASE_IN_IMAGE = re.compile(r"vmlinuz-(\d\S*)$")
@@ -115,9 +116,9 @@ def boot_loader(running: CommandLine | None, boot: str, tool_status: str) -> tup
             return "systemd-boot", info[0]
         if info[1].lower().startswith("grub"):
             return "grub", info[0]
-    configured = re.search(r"configured with:\s*(\w+)", tool_status)
-    if configured and configured[1] in ("uefi", "grub"):
-        return "systemd-boot" if configured[1] == "uefi" else "grub", configured[0]
+    told = _by_boot_tool(tool_status)
+    if told:
+        return told
     if running is None:
         return None
     image = running.last("BOOT_IMAGE")
@@ -131,6 +132,20 @@ def boot_loader(running: CommandLine | None, boot: str, tool_status: str) -> tup
         # Proxmox on ZFS and UEFI; its GRUB would have left BOOT_IMAGE=.
         return "systemd-boot", f"root={root} boot={running.last('boot')}, and no BOOT_IMAGE="
     return None
+
+
+def _by_boot_tool(status: str) -> tuple[str, str] | None:
+    """Deduce the loader from ``proxmox-boot-tool status``: GRUB serves a BIOS boot, also where both are set up."""
+    try:
+        tool = boot_tool(status)
+    except RefusedError:
+        return None
+    loaders = {loader for found in tool.partitions.values() for loader in found}
+    shown = next((row.strip() for row in lines(status) if "configured with" in row), "")
+    if "grub" in loaders and (tool.booted.startswith("legacy") or loaders == {"grub"}):
+        return "grub", shown
+    # Set up for both and booted by UEFI, the firmware's own entry decides.
+    return ("systemd-boot", shown) if loaders == {"uefi"} else None
 
 
 def release_of_image(running: CommandLine) -> str | None:

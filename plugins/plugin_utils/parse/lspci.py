@@ -24,7 +24,7 @@ _LINK = re.compile(r"Speed (\d{1,3}(?:\.\d{1,3})?)GT/s|Width x(\d{1,3})")
 _FLAG = re.compile(r"(\w+)([+-])")
 _REBAR = re.compile(r"BAR (\d): current size: (\w+), supported:(.*)")
 # The rest of a list of sizes that a terminal broke.
-_SIZES = re.compile(r"\d*[KMGTPE]?B(?: \d+[KMGTPE]B)*(?: \d{1,3}[KMGTPE]?)?|\d+[KMGTPE]B(?: .*)?")
+_SIZES = re.compile(r"(?:\d{1,4}[KMGTPE]?B?|[KMGTPE]?B)(?: \d{1,4}[KMGTPE]?B?)*")
 _ONE_SIZE = re.compile(r"\d+[KMGTPE]B")
 _SECONDARY = re.compile(r"Bus: primary=[0-9a-fA-F]+, secondary=([0-9a-fA-F]+)")
 _WINDOW = re.compile(
@@ -250,8 +250,9 @@ def _continue_sizes(block: Block, bare: str) -> None:
     if block.broken is None:
         return
     current, supported = block.values["rebar"][block.broken]
-    joined = " ".join(supported) + ("" if bare[:1].isalpha() else " ") + bare
-    block.values["rebar"][block.broken] = (current, tuple(_ONE_SIZE.findall(joined)))
+    whole = bool(supported and _ONE_SIZE.fullmatch(supported[-1]))
+    joined = " ".join(supported) + (" " if whole else "") + bare
+    block.values["rebar"][block.broken] = (current, tuple(joined.split()))
 
 
 def _settle_sizes(block: Block) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix
-from ..core.snapshot import Snapshot
+from ..core.snapshot import Snapshot, VmConfig
 from ..parse import pci_config
 from .common import (
     RISK_RESET,
@@ -14,7 +14,8 @@ from .common import (
     listed,
 )
 from .knowledge import number, version, version_text, version_tuple
-from .machines import CLIQUE, Passed, gpu_vms, vm
+from .machines import CLIQUE, Passed, change_vm, gpu_vms, vm, without_option
+from .machines import vmid as vmid_of
 from .passthrough import log_notes
 from .registry import Fleet, Verdict, rule, verdict
 
@@ -52,7 +53,8 @@ def _p2p_map(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         bad = _refused(rows)
         if bad:
             found = True
-            yield _map_failed(bad, Excerpt(logs.source, "\n".join(bad[:3])), f"vm {vmid}")
+            shown = Excerpt(logs.source, "\n".join(bad[:3]))
+            yield _map_failed(bad, shown, f"vm {vmid}", (snapshot.vm.configs.value or {}).get(vmid))
     bad = _refused([line.text for line in log_notes(snapshot, "p2p_map")])
     if bad:
         found = True
@@ -97,27 +99,30 @@ def _device_of(rows: Sequence[str]) -> str:
     return next((hit[1] for row in rows if (hit := _UNSUPPORTED.search(row))), "")
 
 
-def _map_failed(rows: Sequence[str], shown: Excerpt, subject: str) -> Verdict:
+def _map_failed(rows: Sequence[str], shown: Excerpt, subject: str, config: VmConfig | None = None) -> Verdict:
     devices = list(dict.fromkeys(hit[1] for row in rows if (hit := _UNSUPPORTED.search(row))))
-    iommufd = any(_IOMMUFD.search(row) for row in rows)
+    if any(_IOMMUFD.search(row) for row in rows):
+        summary = "Use VFIO's container backend in place of iommufd, which cannot map device memory"
+        change = "# VM args: take out -object iommufd,... and iommufd=... of the devices"
+    else:
+        summary = "Place the guest's BARs where the IOMMU reaches: fewer address bits, and no virtual IOMMU"
+        cpu = (config.settings.get("cpu") if config else None) or "host"
+        bits = number("mmio.narrow_host_bits")
+        change = (
+            f"qm set {vmid_of(config)} --cpu {without_option(cpu, 'phys-bits')},phys-bits={bits}"
+            if config
+            else (
+                f"# qm set VMID --cpu ...,phys-bits={bits} after a copy of the VM's .conf; then stop and start the VM"
+            )
+        )
+    steps = ("# until that is solved: no x-nv-gpudirect-clique in args", change)
     return verdict(
         "fail",
         f"QEMU could not map {'the BARs of ' + listed(devices) if devices else 'a BAR'} into the IOMMU: peer-to-peer "
         "cannot work in this VM",
         shown,
         subject=subject,
-        fix=Fix(
-            "Use the container backend of VFIO in place of iommufd"
-            if iommufd
-            else "Place the guest's BARs where the IOMMU reaches: fewer address bits, or no virtual IOMMU",
-            (
-                "# take the clique out of args: until this is solved",
-                "# VM args: drop iommufd and x-vfio... backends"
-                if iommufd
-                else f"qm set {subject.removeprefix('vm ') if subject.startswith('vm ') else 'VMID'} --cpu "
-                f"host,phys-bits={number('mmio.narrow_host_bits')}",
-            ),
-        ),
+        fix=Fix(summary, change_vm("C21", config, *steps) if config else steps),
         explains=("D5", "D7", "D1"),
     )
 

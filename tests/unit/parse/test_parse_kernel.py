@@ -81,6 +81,14 @@ def test_grub_without_kernel_options_says_none_and_with_empty_ones_says_that():
         ("root=/dev/vda1 ro", "efi: yes\nloader_info: GRUB 2.12\n", "", "grub"),
         ("root=/dev/vda1 ro", "", "AAAA-BBBB is configured with: uefi (versions: 6.8.12-1-pve)\n", "systemd-boot"),
         ("root=/dev/vda1 ro", "", "AAAA-BBBB is configured with: grub\n", "grub"),
+        (
+            "root=/dev/vda1 ro",
+            "",
+            "System currently booted with legacy bios\n"
+            "AAAA-BBBB is configured with: uefi (versions: 6.8), grub (versions: 6.8)\n",
+            "grub",
+        ),
+        ("root=/dev/vda1 ro", "", "AAAA-BBBB is configured with: uefi (versions: 6.8), grub (versions: 6.8)\n", None),
         ("root=/dev/vda1 ro", "efi: yes\n", "", None),
     ],
 )
