@@ -44,7 +44,8 @@ _VARIABLES = frozenset(
     )
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED")
-_SECRET_OPTION = re.compile(r"--?[\w-]*(?:api[-_]?key|token|password|secret)[\w-]*", re.IGNORECASE)
+# --max-num-batched-tokens and --tokenizer hold no secret; --api-key takes several values.
+_SECRET_OPTION = re.compile(r"--?(?:[\w-]*[-_])?(?:api[-_]?keys?|token|password|secret)(?![\w-])", re.IGNORECASE)
 _LIMITS = ("Max locked memory", "Max open files", "Max stack size")
 _CONTAINER = re.compile(r"(?:docker[-/]|libpod-|cri-containerd-|/containers/|kubepods\S*/)([0-9a-f]{12,64})")
 _UNIT = re.compile(r"/([\w@.\\:-]+\.service)(?:/|$)", re.MULTILINE)
@@ -133,16 +134,15 @@ def masked(words: list[str]) -> list[str]:
     hide = False
     for word in words:
         option, equals, _ = word.partition("=")
-        secret = bool(_SECRET_OPTION.match(option))
         # `sh -c "... --api-key X"` has both in one word.
-        inside = _SECRET_OPTION.search(word) if " " in word else None
-        if hide or inside:
+        if " " in word and _SECRET_OPTION.search(word):
             safe.append("***")
-        elif secret and equals:
-            safe.append(option + "=***")
+            continue
+        if word.startswith("-"):
+            hide = bool(_SECRET_OPTION.match(option))
+            safe.append(option + "=***" if hide and equals else word)
         else:
-            safe.append(word)
-        hide = secret and not equals
+            safe.append("***" if hide else word)
     return safe
 
 

@@ -35,8 +35,11 @@ _VARIABLES = frozenset(
     }
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)
+# --max-num-batched-tokens and --tokenizer hold no secret; --api-key takes several values.
 _SECRET_OPTION = re.compile(
-    r"((?:--?[\w-]*(?:api[-_]key|token|password|secret)[\w-]*)(?:=|\s+))(\"[^\"]*\"|'[^']*'|\S+)"
+    r"((?:^|\s)--?(?:[\w-]*[-_])?(?:api[-_]?keys?|token|password|secret)(?![\w-])(?:=|\s+))"
+    r"((?:\"[^\"]*\"|'[^']*'|[^\s-]\S*)(?:\s+(?:\"[^\"]*\"|'[^']*'|[^\s-]\S*))*)",
+    re.IGNORECASE,
 )
 
 _HEADER = re.compile(r"# ==> (?:engine pid (\d+)|unit (\S+)) <==")
