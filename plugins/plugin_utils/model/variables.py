@@ -20,6 +20,8 @@ from ..core.errors import InputError
 # Variables of the playbooks, not of a role.
 PLAYBOOK_VARIABLES: Mapping[str, str] = {
     "peerlane_accept_findings": "ids of findings (a list, or one string with commas) that must not stop a deployment",
+    "peerlane_hypervisor": "inventory name of the hypervisor that this guest runs on, where the audit cannot find it",
+    "peerlane_vmid": "id (Proxmox) or name (libvirt) of this guest's VM on its hypervisor",
     "peerlane_hosts": "host pattern of the playbook; only as an extra variable",
     "peerlane_save_to": "folder on the controller that gets the snapshot of each host",
 }

@@ -86,6 +86,9 @@ def conf(vmid: str, text: str, source: str, whole: bool = False) -> VmConfig:
     if not active:
         raise RefusedError("has no `key: value` line before its first section")
     pending = next((dict(settings) for name, settings, _, _ in sections if name == "PENDING"), {} if whole else None)
+    if not pending and not whole:
+        # Proxmox writes no empty section: this one was cut.
+        pending = None
     deletes = _deletes(pending)
     description = "\n".join(comments)
     if "description" in active:

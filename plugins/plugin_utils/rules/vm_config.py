@@ -418,6 +418,15 @@ def _pcie(snapshot: Snapshot, fleet: Fleet, config: VmConfig, lines: tuple[Passe
     placed = config.manager == "libvirt"
     bare = [one for one in lines if not one.line.flag("pcie") and not (placed and "pcie" not in one.line.options)]
     machine = config.settings.get("machine", "")
+    if not bare and not config_is_whole(config, "hostpci~"):
+        yield verdict(
+            "unknown",
+            f"The GPU lines of VM {config.vmid} that were read have pcie=1; there may be others",
+            conf_line(config, *(one.name for one in lines)),
+            subject=vm(config),
+            reason="the configuration is only an excerpt, so other hostpci lines may be missing",
+        )
+        return
     if not bare:
         yield verdict(
             "pass",
