@@ -159,7 +159,7 @@ def _base(paths: Paths, folder: Path) -> Base:
 
 
 def _ensure_saved(paths: Paths, host: Host, scenario: Scenario, tree: Path, disk: Path, progress: Progress) -> Path:
-    """Return the folder with the scenario's `state`, `disk.qcow2`, `gpus.saved.json` and `registers`; boots and saves it once."""
+    """Return the folder with the saved state, disk and GPU registers of a scenario; boots and saves it once."""
     saved = disk / "saved" / f"{host.scenario}-{_saved_fingerprint(scenario, tree)}"
     if saved.is_dir():
         return saved
