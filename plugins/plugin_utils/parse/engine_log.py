@@ -136,12 +136,12 @@ _CAUSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
 # The complaint of the process above; the cause stands further up.
 _NO_CAUSE = re.compile(r"See root cause above|NCCL WARN")
 # Words that every cause has one of. They are looked for first, since a long log has few such lines.
-_TELLING = (
-    "rror", "xcept", "ailed", "error", "Address already", "address already", "in bind", "arguments", "argument",
-    "choice", "kernel image", "not compatible", "too old", "insufficient", "emory", "KV cache", "nvcc", "ninja",
-    "build.py", "nccl", "NCCL", "atchdog", "No CUDA", "denied", "max_model_len", "died", "file bounds", "fully covered",
-    "magic", "holds", "not supported", "unknown model", "allocat", "CUDA", " E ", "find tokenizer", "Xid",
-)  # fmt: skip
+_TELLING = re.compile(
+    r"rror|xcept|ailed|Address already|address already|in bind|argument|choice|kernel image|"
+    r"not compatible|too old|insufficient|emory|KV cache|nvcc|ninja|build\.py|nccl|NCCL|atchdog|denied|"
+    r"max_model_len|died|file bounds|fully covered|magic|holds|not supported|unknown model|allocat|CUDA|"
+    r" E |find tokenizer|Xid"
+)
 # A log that complains for days: its first and its last complaints count.
 _MOST_COMPLAINTS = 4000
 _LONGEST = 2000
@@ -198,18 +198,7 @@ _STAGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"peerlane: release (\S+)", "starting release {0}"),
     )
 )
-_STAGE_WORDS = (
-    "Load",
-    "load",
-    "aptur",
-    "cache",
-    "init engine",
-    "broadcast",
-    "listening",
-    "startup",
-    "fired",
-    "release",
-)
+_STAGE_WORDS = re.compile(r"Load|load|aptur|cache|init engine|broadcast|listening|startup|fired|release")
 
 
 def clean(line: str) -> str:
@@ -223,7 +212,7 @@ def cause(lines: Sequence[str]) -> Cause | None:
     head: list[str] = []
     tail: deque[str] = deque(maxlen=_MOST_COMPLAINTS)
     for line in lines:
-        if any(word in line for word in _TELLING):
+        if _TELLING.search(line):
             (head if len(head) < _MOST_COMPLAINTS else tail).append(line)
     cleaned = [clean(line[:_LONGEST]) for line in (*head, *tail)]
     cleaned = [line for line in cleaned if not _NO_CAUSE.search(line)] or cleaned
@@ -256,7 +245,7 @@ def death(runs: Sequence[Sequence[str]], code: str, status: int) -> Cause:
 def stage(lines: Sequence[str]) -> str:
     """Say how far a start is, from the newest line that tells, or "" where none does."""
     for line in reversed(lines):
-        if not any(word in line for word in _STAGE_WORDS):
+        if not _STAGE_WORDS.search(line):
             continue
         line = clean(line[-_LONGEST:])
         for pattern, text in _STAGES:
@@ -287,10 +276,10 @@ _CACHE = re.compile(r"(?:reading|generating) GPU P2P access cache (?:from|in) (\
 _CUDA_NUMBER = re.compile(r"\bError (\d{3}): ")
 _DRIVER_CUDA = re.compile(r"too old \(found version (\d+)\)")
 _RANK = re.compile(r"\bTP(\d+)\b")
-_FACT_WORDS = (
-    "EngineCore", "APIServer", "Worker", "Scheduler", "]: ", "unrecognized", "bind", "addr=", "is used by",
-    "llreduce", "P2P access cache", "Error ", "too old", "TP",
-)  # fmt: skip
+_FACT_WORDS = re.compile(
+    r"EngineCore|APIServer|Worker|Scheduler|\]: |unrecognized|bind|addr=|is used by|llreduce|"
+    r"P2P access cache|Error |too old|TP"
+)
 
 
 def read(text: str, source: str) -> EngineLog:
@@ -306,7 +295,7 @@ def read(text: str, source: str) -> EngineLog:
     told: dict[str, str] = {}
     ranks: set[int] = set()
     for row in rows:
-        if len(row) > _LONGEST or not any(word in row for word in _FACT_WORDS):
+        if len(row) > _LONGEST or not _FACT_WORDS.search(row):
             continue
         _take(row, told, ranks)
     custom = told.get("custom", "")
