@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ..core.evidence import Evidence
 from ..core.snapshot import NOT_READ, Fact, Gpu, GpuProcess, GpuSample, NvidiaSmi, NvLinks
@@ -12,7 +13,7 @@ from . import gpus as gpu_list
 from . import nvidia_query, nvidia_smi, nvlink
 from .facts import Reading, Sources
 from .nvidia_query import Query
-from .text import RefusedError, first_line, shorten
+from .text import EXCERPT_LINES, RefusedError, first_line, shorten
 
 # Any of these may say how nvidia-smi ended; the plain call comes first.
 _SMI_CALLS = tuple(f"nvidia_smi{call}" for call in ("", ".q", ".qx", ".L", ".query_gpu", ".topo_m", ".nvlink_s"))
@@ -43,7 +44,7 @@ def smi(sources: Sources) -> Fact[NvidiaSmi]:
         )
     lost = {bus: why for _, one in answers for bus, why in zip(one.lost, one.lost_reasons, strict=True)}
     chosen = replace(chosen, lost=tuple(lost), lost_reasons=tuple(lost.values()))
-    excerpt = chosen.message or first_line(entry.text, r"NVIDIA-SMI \d|Driver Version|^GPU \d+: ")
+    excerpt = chosen.message or first_line(entry.text[:4096], r"NVIDIA-SMI \d|Driver Version|^GPU \d+: ")
     return Fact(chosen, entry.source, excerpt)
 
 
@@ -66,13 +67,15 @@ def _list(text: str) -> Query:
 
 
 _READERS: tuple[tuple[str, Callable[[str], Query], re.Pattern[str]], ...] = (
-    ("nvidia_smi.q", nvidia_query.read_text, re.compile(r"\s*(?:GPU [0-9A-F]{4}|Product Name)")),
-    ("nvidia_smi.qx", nvidia_query.read_xml, re.compile(r"\s*(?:<gpu id|<product_name>)")),
-    ("nvidia_smi.query_gpu", nvidia_query.read_csv, re.compile(r".*,")),
-    ("nvidia_smi", _table, re.compile(r"\|\s*\d+\s.*[0-9A-F]{8}:")),
-    ("nvidia_smi.L", _list, re.compile(r"\s*(?:GPU \d+:|MIG )")),
+    ("nvidia_smi.q", nvidia_query.read_text, re.compile(r"^[ \t]*(?:GPU [0-9A-F]{4}|Product Name).*", re.MULTILINE)),
+    ("nvidia_smi.qx", nvidia_query.read_xml, re.compile(r"^[ \t]*(?:<gpu id|<product_name>).*", re.MULTILINE)),
+    ("nvidia_smi.query_gpu", nvidia_query.read_csv, re.compile(r"^[^\n,]+,.*", re.MULTILINE)),
+    ("nvidia_smi", _table, re.compile(r"^\|[ \t]*\d+[ \t].*", re.MULTILINE)),
+    ("nvidia_smi.L", _list, re.compile(r"^[ \t]*(?:GPU \d+:|MIG ).*", re.MULTILINE)),
 )
-_PROCESS_ROW = re.compile(r"\s*(?:Process ID\s*:|<pid>|\|\s+\d+\s.*MiB \|)|\|\s+No running")
+_PROCESS_ROW = re.compile(
+    r"^[ \t]*(?:Process(?:es|[ ]ID)\s*:|<pid>|\|[ \t]+\d+[ \t].*MiB \||\|[ \t]+No running).*", re.MULTILINE
+)
 
 
 def told(sources: Sources, smi: Fact[NvidiaSmi]) -> Told:
@@ -119,7 +122,9 @@ def _gpus(
 
 
 def _rows(text: str, telling: re.Pattern[str]) -> str:
-    return shorten([row.strip()[:200] for row in text.split("\n") if telling.match(row)])
+    """Return the first lines that a pattern finds; a list of hundreds is not gone through to its end."""
+    found = islice(telling.finditer(text), EXCERPT_LINES)
+    return "\n".join(one[0].strip()[:200] for one in found)
 
 
 def _compute_apps(text: str) -> Reading[tuple[GpuProcess, ...]]:

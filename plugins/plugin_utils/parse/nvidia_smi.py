@@ -24,14 +24,15 @@ _NO_COMMAND = re.compile(r"nvidia-smi\S*:? (?:command )?not found|not found on P
 # Texts of section 7.1 of the catalogue, most specific first, blanks and line breaks folded to one blank.
 _FAILURES = (
     ("no_driver", re.compile(r"NVIDIA-SMI has failed because it couldn.{1,3}t communicate with the NVIDIA driver")),
-    ("no_driver", re.compile(r"Failed to initialize NVML: Driver Not Loaded", re.I)),
-    ("version_mismatch", re.compile(r"Failed to initialize NVML: Driver/library version mismatch", re.I)),
-    ("unknown_error", re.compile(r"Failed to initialize NVML: Unknown Error", re.I)),
-    ("no_permission", re.compile(r"Failed to initialize NVML: Insufficient Permissions", re.I)),
+    ("no_driver", re.compile(r"[Ff]ailed to initialize NVML: Driver Not Loaded")),
+    ("version_mismatch", re.compile(r"[Ff]ailed to initialize NVML: Driver/library version mismatch")),
+    ("unknown_error", re.compile(r"[Ff]ailed to initialize NVML: Unknown Error")),
+    ("no_permission", re.compile(r"[Ff]ailed to initialize NVML: Insufficient Permissions")),
     ("lost_gpu", re.compile(r"Unable to determine the device handle for GPU")),
     ("no_devices", re.compile(r"\bNo devices were found")),
-    ("error", re.compile(r"Failed to initialize NVML: [^\n]*")),
+    ("error", re.compile(r"[Ff]ailed to initialize NVML: [^\n]*")),
 )
+_FAILURE_WORDS = ("NVIDIA-SMI has failed", "ailed to initialize NVML", "Unable to determine", "No devices were found")
 # What nvidia-smi's manual says of its return values, for output without a text that says it better.
 _BY_RC = {6: "no_devices", 9: "no_driver", 4: "no_permission", 15: "lost_gpu", 18: "version_mismatch"}
 
@@ -56,7 +57,9 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
     clean = "\n".join(rows)
     folded = " ".join(clean.split())
     versions = _versions(clean)
-    for state, pattern in _FAILURES:
+    # Three words in front of eight patterns: almost every text is an answer, not a failure.
+    failed = any(words in folded for words in _FAILURE_WORDS)
+    for state, pattern in _FAILURES if failed else ():
         found = pattern.search(folded)
         if found:
             lost = {hit[1]: _reason(hit[2]) for hit in _LOST.finditer(clean)} if state == "lost_gpu" else {}
@@ -72,13 +75,16 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
                 lost=tuple(lost),
                 lost_reasons=tuple(lost.values()),
             )
-    if _NO_COMMAND.search(folded) and not _BANNER.search(clean):
+    if not versions.driver_version and _NO_COMMAND.search(folded) and not _BANNER.search(clean):
         return NvidiaSmi("not_found", rc, next((row.strip() for row in rows if row.strip()), ""))
     if rc not in (None, 0):
         message = next((row.strip() for row in reversed(rows) if row.strip()), "")
         return replace(versions, state=_BY_RC.get(rc, "error"), rc=rc, message=message)
-    is_list = any(_LISTED.match(row) for row in rows if len(row) < _LONGEST_ROW)
-    if not (is_list or versions.driver_version or _BANNER.search(clean)):
+    if not (
+        versions.driver_version
+        or _BANNER.search(clean)
+        or any(_LISTED.match(row) for row in rows if len(row) < _LONGEST_ROW)
+    ):
         raise RefusedError("holds no nvidia-smi banner and no known failure text")
     return replace(versions, state="ok", rc=rc)
 

@@ -57,6 +57,12 @@ def log_lines(snapshot: Snapshot, pattern: str) -> tuple[LogLine, ...]:
     return log.matching(pattern) if log else ()
 
 
+def nvrm_lines(snapshot: Snapshot) -> tuple[LogLine, ...]:
+    """Return what the NVIDIA driver said in the kernel log: far fewer lines to search than all of it."""
+    log = snapshot.kernel.log.value
+    return log.notes.get("nvrm", ()) if log else ()
+
+
 def in_container(snapshot: Snapshot) -> bool:
     """Whether this is surely a container: its kernel and modules are then those of the host below."""
     return snapshot.machine.container.value not in (None, "none")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import AptChange, Fact, Snapshot
 from . import apt
-from .common import FOREIGN_DRIVERS, has_no_gpu, in_container, listed, log_excerpt, log_lines
+from .common import FOREIGN_DRIVERS, has_no_gpu, in_container, listed, log_excerpt, nvrm_lines
 from .gpu_views import models, module_flavour, no_gpu, recovery
 from .knowledge import version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
@@ -22,6 +23,9 @@ _HOLD = (
 
 
 # --- F1: whether it runs --------------------------------------------------------------------------------------------
+
+
+_LOST = re.compile(r"fallen off the bus|Xid")
 
 
 @rule(
@@ -66,12 +70,17 @@ def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     elif smi.state == "version_mismatch":
         yield verdict("info", "The driver is loaded, but nvidia-smi cannot talk to it: rule F3 says why", shown)
     elif smi.state == "lost_gpu":
+        lost = [line for line in nvrm_lines(snapshot) if _LOST.search(line.text)]
         which_ = f"GPU{'' if len(smi.lost) == 1 else 's'} {listed(smi.lost)}" if smi.lost else "a GPU"
         yield verdict(
             "fail",
             f"The driver lost {which_}",
             shown,
-            *([log_excerpt(snapshot, lost)] if (lost := log_lines(snapshot, r"fallen off the bus|Xid")) else []),
+            *(
+                [log_excerpt(snapshot, lost)]
+                if (lost := [line for line in nvrm_lines(snapshot) if _LOST.search(line.text)])
+                else []
+            ),
             subject=smi.lost[0] if len(smi.lost) == 1 else "",
             why=(
                 "nvidia-smi stops at the first dead GPU, so a missing line says nothing about the others: ask each "
@@ -151,7 +160,7 @@ def _not_working(snapshot: Snapshot, state: str, shown: Excerpt, message: str) -
 
 # --- F2: flavour ----------------------------------------------------------------------------------------------------
 
-_NEEDS_OPEN = r"requires use of the NVIDIA open kernel modules"
+_NEEDS_OPEN = "requires use of the NVIDIA open kernel modules"
 
 
 @rule(
@@ -171,7 +180,7 @@ _NEEDS_OPEN = r"requires use of the NVIDIA open kernel modules"
 )
 def _driver_flavour(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     yield from apt.flavour_flip(snapshot)
-    said = log_lines(snapshot, _NEEDS_OPEN)
+    said = [line for line in nvrm_lines(snapshot) if _NEEDS_OPEN in line.text]
     flavour = module_flavour(snapshot)
     if said and flavour.value != "open":
         yield verdict(
@@ -425,7 +434,7 @@ def _version(snapshot: Snapshot) -> str:
 
 # --- F5: another driver ---------------------------------------------------------------------------------------------
 
-_FOREIGN_LOG = r"already bound to (nova|nouveau)\w*|probe routine was not called for \d+ device"
+_FOREIGN_LOG = re.compile(r"already bound to (nova|nouveau)\w*|probe routine was not called for \d+ device", re.I)
 
 
 @rule(
@@ -446,7 +455,7 @@ _FOREIGN_LOG = r"already bound to (nova|nouveau)\w*|probe routine was not called
 def _foreign_driver(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     gpus = snapshot.pci.gpus()
     held = [one for one in gpus if one.driver in FOREIGN_DRIVERS]
-    said = log_lines(snapshot, _FOREIGN_LOG)
+    said = [line for line in nvrm_lines(snapshot) if _FOREIGN_LOG.search(line.text)]
     if held or said:
         drivers = sorted({str(one.driver) for one in held}) or ["another driver"]
         available = any("nvidia" in one.modules for one in held)
@@ -496,7 +505,7 @@ def _foreign_driver(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
 
 # --- F6: Secure Boot ------------------------------------------------------------------------------------------------
 
-_REJECTED = (
+_REJECTED = re.compile(
     r"Loading of module with unavailable key is rejected|Key was rejected by service|module verification failed.*reject"
 )
 
@@ -523,7 +532,9 @@ _REJECTED = (
 )
 def _secure_boot(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     driver, kernel = snapshot.driver, snapshot.kernel
-    rejected = log_lines(snapshot, _REJECTED)
+    # The cheap test first: a log has thousands of lines.
+    log = kernel.log.value
+    rejected = [one for one in (log.lines if log else ()) if "reject" in one.text and _REJECTED.search(one.text)]
     said = driver.smi.value.message if driver.smi.value else ""
     if rejected or "Key was rejected" in said:
         locked = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.finding import Fix, Gain
 from ..core.snapshot import Fact, Gpu, Snapshot
-from .common import counted, device_id, listed, log_excerpt
+from .common import counted, device_id, listed, log_excerpt, nvrm_lines
 from .gpu_views import (
     all_listed,
     by_index,
@@ -56,7 +56,7 @@ _WITHOUT_GSP = ("maxwell", "pascal", "volta", "older than maxwell")
 def _gsp(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     log = snapshot.kernel.log.value
     timeouts = [one for one in (log.xids if log else ()) if one.code in (119, 120)]
-    said = [line for line in (log.notes.get("nvrm", ()) if log else ()) if _GSP_FAILED.search(line.text)]
+    said = [line for line in nvrm_lines(snapshot) if _GSP_FAILED.search(line.text)]
     if timeouts or said:
         where = listed(sorted({one.pci for one in timeouts})) or "a GPU"
         yield verdict(
