@@ -14,7 +14,7 @@ from .common import (
     listed,
 )
 from .knowledge import number, version, version_text, version_tuple
-from .machines import CLIQUE, Passed, change_vm, gpu_vms, vm, without_option
+from .machines import CLIQUE, Passed, change_vm, gpu_vms, restart_vm, vm, without_option
 from .machines import vmid as vmid_of
 from .passthrough import log_notes
 from .registry import Fleet, Verdict, rule, verdict
@@ -122,7 +122,7 @@ def _map_failed(rows: Sequence[str], shown: Excerpt, subject: str, config: VmCon
         "cannot work in this VM",
         shown,
         subject=subject,
-        fix=Fix(summary, change_vm("C21", config, *steps) if config else steps),
+        fix=Fix(summary, change_vm("C21", config, *steps, libvirt=change.removeprefix("# ")) if config else steps),
         explains=("D5", "D7", "D1"),
     )
 
@@ -184,7 +184,7 @@ def _qemu_clique(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             )
             continue
         replaced = (snapshot.vm.qemu_replaced.value or {}).get(config.vmid)
-        yield _judge_qemu(snapshot, config.vmid, lines, version_tuple(installed.value), bool(replaced))
+        yield _judge_qemu(snapshot, config, lines, version_tuple(installed.value), bool(replaced))
 
 
 _ERROR_ADVICE = {
@@ -195,13 +195,14 @@ _ERROR_ADVICE = {
 
 
 def _judge_qemu(
-    snapshot: Snapshot, vmid: str, lines: Sequence[Passed], installed: tuple[int, ...], replaced: bool
+    snapshot: Snapshot, config: VmConfig, lines: Sequence[Passed], installed: tuple[int, ...], replaced: bool
 ) -> Verdict:
-    fact, subject = snapshot.vm.qemu_version, f"vm {vmid}"
+    vmid, fact, subject = config.vmid, snapshot.vm.qemu_version, vm(config)
     text = fact.value or ""
+    package = "qemu-system-x86" if config.manager == "libvirt" else "pve-qemu-kvm"
     upgrade = Fix(
         f"Update QEMU to {version_text('qemu.clique_fallback')} or later, then stop and start the VM",
-        ("apt-get update && apt-get install pve-qemu-kvm", f"qm shutdown {vmid} && qm start {vmid}"),
+        (f"apt-get update && apt-get install {package}", restart_vm(config)),
     )
     if installed < version("qemu.clique"):
         return verdict(

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from ..core.finding import Excerpt, Finding
 from ..core.snapshot import Snapshot, VmConfig
 from .machines import CLIQUE, conf_line, device_sets, gpu_lines, gpu_vms, vm, vm_arguments
+from .passthrough import bridges_above
 from .registry import Fleet
 
-# What a finding about a VM on the hypervisor causes in the guest that runs in it.
+# What a finding about a VM on the hypervisor, or about a device or port of it, causes in the guest that runs in it.
 CAUSES_IN_GUEST: Mapping[str, tuple[str, ...]] = {
     "B1": ("A2", "D1", "D4", "D5"),
     "B2": ("A2", "D1", "D4", "D5"),
@@ -32,7 +33,15 @@ CAUSES_IN_GUEST: Mapping[str, tuple[str, ...]] = {
     "B22": ("F1", "F6"),
     "B23": ("F22",),
     "C7": ("A5",),
+    "C11": ("A5", "F1"),
+    "C13": ("D7",),
+    "C15": ("B11", "F21"),
+    "C16": ("F21",),
+    "C17": ("A5", "D8", "D9", "F1", "F15", "F16"),
+    "C18": ("F15",),
+    "C19": ("A5", "F1", "F15", "F16"),
     "C21": ("D7",),
+    "C22": ("D7",),
     "C23": ("D1",),
     "D3": ("D1", "D2", "D5"),
     "H6": ("A5",),
@@ -307,19 +316,27 @@ def tie(fleet: Fleet, found: dict[str, list[Finding]]) -> None:
 
 
 def _tie_one(guest: str, home: Home, fleet: Fleet, found: dict[str, list[Finding]]) -> None:
-    subject = vm(home.config)
+    subjects = _subjects(fleet[home.host], home.config)
     bad = {one.rule for one in found[guest] if one.bad}
     causes: dict[str, list[Finding]] = defaultdict(list)
     above = []
     for one in found[home.host]:
         caused = [rule for rule in CAUSES_IN_GUEST.get(one.rule, ()) if rule in bad] if one.bad else []
-        if caused and one.subject == subject:
+        if caused and one.subject in subjects:
             for rule in caused:
                 causes[rule].append(one)
             one = replace(one, explains=(*one.explains, *(f"{guest}/{rule}" for rule in caused)))
         above.append(one)
     found[home.host] = above
     found[guest] = [_with_causes(one, causes.get(one.rule, ()), home) if one.bad else one for one in found[guest]]
+
+
+def _subjects(hypervisor: Snapshot, config: VmConfig) -> set[str]:
+    """Return what a finding of the hypervisor names when it is about this VM: it, its devices, the ports above them."""
+    functions = [one for line in gpu_lines(hypervisor, config) for one in line.functions]
+    ports = [bridge.bdf for one in functions for bridge in bridges_above(hypervisor, one.bdf) or ()]
+    buses = [f"bus {one.bdf.rpartition(':')[0]}" for one in functions]
+    return {vm(config), *(one.bdf for one in functions), *ports, *buses}
 
 
 def _with_causes(finding: Finding, causes: Sequence[Finding], home: Home) -> Finding:

@@ -306,7 +306,7 @@ NVME = s.PciFunction("0000:03:00.0", "144d", "a80a", "0108", parent=PORT, source
         ("C15", bare(*gpus(1, rebar=rebar("128GB", "64MB", "128GB"))), "pass", "largest size"),
         ("C15", bare(*gpus(1, rebar=rebar("256MB", "64MB", "256MB", "128GB"))), "fail", "256MB of 128GB"),
         ("C15", bare(*gpus(1, regions=b.bars(256 << 20))), "fail", "256 MiB"),
-        ("C15", bare(*gpus(1, regions=b.bars(128 * GIB))), "pass", "more than without"),
+        ("C15", bare(*gpus(1, regions=b.bars(128 * GIB))), "info", "more than without"),
         ("C15", bare(*gpus(1, regions=b.bars(64 * GIB)), gpus=b.smi_gpus(1, memory_total_mib=97887)), "fail", "97887"),
         (
             "C15",
@@ -585,3 +585,17 @@ def test_a_translating_iommu_leads_the_faults_that_it_causes() -> None:
     judged = bare(*gpus(), iommu=grouped("DMA-FQ"), kernel=spoken(f"nvidia 0000:01:00.0: {FAULT}"))
 
     assert "C22" in b.findings("E1", judged)[0].explains
+
+
+def test_a_dead_card_of_a_hypervisor_explains_what_its_guest_misses() -> None:
+    functions = b.gpus_on_bus(2, driver="vfio-pci", regions=b.bars(128 * GIB, 64 << 20))
+    functions[1] = replace(functions[1], off_bus=True, link_raw_width=63)
+    uuid = "aaaaaaaa-0000-0000-0000-000000000001"
+    host = node(b.vm_config(*TWO, smbios1=f"uuid={uuid}"), functions=functions)
+    guest = b.guest(
+        2,
+        machine=b.Machine(virt=b.fact("kvm"), smbios_uuid=b.fact(uuid)),
+        gpus=b.smi_gpus(1, virtualization_mode="Pass-Through"),
+    )
+
+    assert "guest/A5" in b.findings("C17", host, guest)[0].explains
