@@ -25,7 +25,7 @@ _NO_COMMAND = re.compile(r"nvidia-smi\S*:? (?:command )?not found|not found on P
 _FAILURES = (
     ("no_driver", re.compile(r"NVIDIA-SMI has failed because it couldn.{1,3}t communicate with the NVIDIA driver")),
     ("no_driver", re.compile(r"[Ff]ailed to initialize NVML: Driver Not Loaded")),
-    ("version_mismatch", re.compile(r"[Ff]ailed to initialize NVML: Driver/library version mismatch")),
+    ("version_mismatch", re.compile(r"[Ff]ailed to initialize NVML: Driver/")),
     ("unknown_error", re.compile(r"[Ff]ailed to initialize NVML: Unknown Error")),
     ("no_permission", re.compile(r"[Ff]ailed to initialize NVML: Insufficient Permissions")),
     ("lost_gpu", re.compile(r"Unable to determine the device handle for GPU")),

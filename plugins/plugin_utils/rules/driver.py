@@ -64,7 +64,7 @@ def _driver_loaded(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if smi.state == "ok":
         known = smi.driver_version or driver.loaded_version.value or "of unknown version"
         if needing_reset:
-            yield verdict("info", f"The NVIDIA driver {known} answers, but a GPU needs a reset: rule F16", shown)
+            yield verdict("pass", f"The NVIDIA driver {known} answers, but a GPU needs a reset: rule F16", shown)
         else:
             yield verdict("pass", f"The NVIDIA driver {known} answers", shown)
     elif smi.state == "version_mismatch":

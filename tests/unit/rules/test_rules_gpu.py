@@ -221,7 +221,7 @@ def test_a_gpu_that_needs_a_reset_is_not_called_well() -> None:
 def test_a_gpu_that_needs_a_reset_leaves_the_driver_loaded() -> None:
     judged = host(**gpus(**NEED_RESET, count=1), driver=b.Driver(smi=b.smi(driver_version="590.44.01")))
     assert [(one.state, one.title) for one in b.findings("F1", judged)] == [
-        ("info", "The NVIDIA driver 590.44.01 answers, but a GPU needs a reset: rule F16")
+        ("pass", "The NVIDIA driver 590.44.01 answers, but a GPU needs a reset: rule F16")
     ]
     assert b.findings("F16", judged)[0].subject == "0000:01:00.0"
 
