@@ -26,9 +26,8 @@ def inventory(tmp_path):
         (("audit", "--from", "x", "--save", "y"), "--from reads files only"),
         (("audit", "--from"), "expected at least one argument"),
         (("audit", "--from", "/no/such/folder"), "/no/such/folder: does not exist"),
-        (("audit", "--from", "x", "--format", "html"), "--format html: comes with a later release; use text or json"),
-        (("audit", "--from", "x", "--format", "markdown"), "comes with a later release"),
-        (("audit", "--from", "x", "--format", "pdf"), "--format pdf: there is no such format"),
+        (("audit", "--from", "x", "--format", "pdf"), "--format pdf: there is no such format; use text, json, html or"),
+        (("audit", "--from", "x", "-o", "/no/such/a.html"), "/no/such/a.html: its folder does not exist; make it, or"),
         (("audit", "--from", "x", "--fail-on", "bad"), "invalid choice: 'bad'"),
         (("rules", "ZZ99"), "there is no rule ZZ99"),
         (("provision",), "the following arguments are required: -i/--inventory"),
@@ -162,8 +161,8 @@ def test_a_state_folder_that_cannot_be_made(peerlane, environment, inventory, tm
     assert "set XDG_STATE_HOME to a folder of yours" in done.stderr
 
 
-def test_html_is_refused_before_a_host_is_asked(peerlane, inventory):
-    done = peerlane("audit", "-i", inventory, "--format", "html")
+def test_a_result_that_cannot_be_kept_is_refused_before_a_host_is_asked(peerlane, inventory, tmp_path):
+    done = peerlane("audit", "-i", inventory, "-o", tmp_path)
 
     assert done.returncode == 2
     assert not (peerlane.work.parent / "state").exists()

@@ -71,6 +71,57 @@ def test_audit_of_saved_files_in_both_formats(peerlane, saved):
     assert text.returncode == document.returncode
 
 
+def test_audit_as_a_page_and_as_markdown(peerlane, saved, tmp_path):
+    page = peerlane("audit", "--from", saved, "--format", "html")
+    pasted = peerlane("audit", "--from", saved, "--format", "markdown")
+
+    assert page.stdout.startswith("<!doctype html>")
+    assert page.stdout.rstrip().endswith("</html>")
+    assert pasted.stdout.startswith("## Peerlane audit: 1 host")
+    assert page.returncode == pasted.returncode == peerlane("audit", "--from", saved).returncode
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("a.html", "<!doctype html>"), ("a.md", "## Peerlane"), ("a.JSON", "{"), ("a.txt", "box  "), ("a", "box  ")],
+)
+def test_the_name_of_the_result_tells_its_format(peerlane, saved, tmp_path, name, start):
+    done = peerlane("audit", "--from", saved, "-o", tmp_path / name)
+
+    assert done.stdout == ""
+    assert (tmp_path / name).read_text().startswith(start)
+
+
+def test_a_given_format_beats_the_name(peerlane, saved, tmp_path):
+    peerlane("audit", "--from", saved, "-o", tmp_path / "a.html", "--format", "json")
+
+    assert json.loads((tmp_path / "a.html").read_text())["schema"] == "peerlane.audit/1"
+
+
+def test_a_result_keeps_the_mode_of_the_file_that_it_replaces(peerlane, saved, tmp_path):
+    place = tmp_path / "report.html"
+    place.write_text("old")
+    place.chmod(0o600)
+    peerlane("audit", "--from", saved, "-o", place)
+
+    assert place.stat().st_mode & 0o777 == 0o600
+    assert "old" not in place.read_text()[:4]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("", "is a folder"), ("no/such/report.html", "its folder does not exist")],
+)
+def test_a_result_that_cannot_be_kept_is_refused_in_one_line_before_anything_is_read(
+    peerlane, tmp_path, name, complaint
+):
+    done = peerlane("audit", "--from", tmp_path / "not even read", "-o", tmp_path / name)
+
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_audit_from_stdin(peerlane, saved):
     done = peerlane("audit", "--from", "-", "--format", "json", stdin=(saved / "nvidia-smi.txt").read_text())
 
@@ -94,7 +145,7 @@ def test_output_file(peerlane, saved, tmp_path):
     assert done.stdout == ""
     assert json.loads(place.read_text())["schema"] == "peerlane.audit/1"
     assert refused.returncode == 2
-    assert "cannot be written: No such file or directory" in refused.stderr
+    assert "its folder does not exist" in refused.stderr
 
 
 class _Found:

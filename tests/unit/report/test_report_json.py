@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import report_builders as r
 import rule_builders as b
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import Snapshot
@@ -39,6 +42,86 @@ def test_the_document_has_the_published_shape() -> None:
     assert host["role"] == "guest"
     assert host["unrecognised"] == ["x.txt"]
     assert set(made["summary"]) == {"hosts", "by_state", "by_severity", "blocking"}
+    assert made["drift"]["not_compared"]
+
+
+def described(schema: Mapping[str, Any], part: Mapping[str, Any], value: Any, where: str = "$") -> list[str]:
+    """Return where a document and its schema disagree about keys and types: what this schema uses, no more."""
+    if "$ref" in part:
+        part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+    if "anyOf" in part:
+        tried = [described(schema, one, value, where) for one in part["anyOf"]]
+        return [] if any(not one for one in tried) else [where]
+    if "const" in part:
+        return [] if value == part["const"] else [where]
+    if "enum" in part:
+        return [] if value in part["enum"] else [f"{where}: {value!r}"]
+    kinds = part.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None)}
+    if kinds and not any(type(value) is types[one] for one in kinds):
+        return [f"{where}: {type(value).__name__}"]
+    wrong = []
+    if isinstance(value, dict):
+        known, rest = part.get("properties", {}), part.get("additionalProperties", True)
+        wrong += [f"{where}.{name} is missing" for name in part.get("required", ()) if name not in value]
+        for name, one in value.items():
+            if name in known:
+                wrong += described(schema, known[name], one, f"{where}.{name}")
+            elif rest is False:
+                wrong.append(f"{where}.{name} is not described")
+            elif isinstance(rest, dict):
+                wrong += described(schema, rest, one, f"{where}.{name}")
+    if isinstance(value, list) and "items" in part:
+        for at, one in enumerate(value):
+            wrong += described(schema, part["items"], one, f"{where}[{at}]")
+    return wrong
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    hosts = {f"g{at}": b.guest(2, f"g{at}", p2p=b.granted(2, "OK" if at else "NS")) for at in range(3)}
+    return {
+        "guest and node": document(fleet()),
+        "drift": document({**hosts, "odd": b.snapshot(None, "odd")}),
+        "nothing known": document({"x": b.snapshot(None, "x")}),
+        "measured": document({"bm": r.bare("bm", measurements={"p2p": (r.copied(8),)})}),
+    }
+
+
+@pytest.mark.parametrize("name", list(documents()))
+def test_every_key_is_in_the_schema_and_every_key_of_the_schema_is_there(name: str) -> None:
+    schema = audit_json.schema()
+    assert not described(schema, schema, json.loads(json.dumps(documents()[name])))
+
+
+@pytest.mark.parametrize("name", list(documents()))
+def test_a_validator_accepts_it(name: str) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(audit_json.schema())
+    jsonschema.validate(json.loads(json.dumps(documents()[name])), audit_json.schema())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda made: made.pop("drift"),
+        lambda made: made.update(more=1),
+        lambda made: made["hosts"]["llm1"].update(role="server"),
+        lambda made: made["hosts"]["llm1"]["findings"][0].update(rung="claimed"),
+        lambda made: made["hosts"]["llm1"]["findings"][0].pop("reason"),
+        lambda made: made["hosts"]["llm1"]["facts"].pop("gpus"),
+        lambda made: made["summary"]["by_state"].update(good=1),
+    ],
+)
+def test_the_schema_refuses_what_is_not_the_shape(spoil: Callable[[dict[str, Any]], object]) -> None:
+    schema, made = audit_json.schema(), json.loads(json.dumps(document(fleet())))
+    spoil(made)
+    assert described(schema, schema, made)
+
+
+def test_every_noun_of_a_snapshot_is_described() -> None:
+    nouns = set(b.snapshot("guest").as_dict())
+    assert nouns == set(audit_json.schema()["$defs"]["facts"]["properties"])
 
 
 def test_the_summary_counts_what_is_there() -> None:
