@@ -39,8 +39,13 @@ def pci(sources: Sources) -> Pci:
         found = pci_sysfs.functions(entry.stdout)
         complete = complete or (pci_sysfs.is_complete(found) and not entry.truncated)
         readings.append((entry.source, found))
+    unnamed: Fact[tuple[PciFunction, ...]] = unknown("every line of lspci names its function", "lspci.vvv")
     for entry in sources.entries("lspci.vvv"):
-        readings.append((entry.source, lspci.functions(entry.stdout)))
+        found, fragments = lspci.read(entry.stdout)
+        readings.append((entry.source, found))
+        if fragments and not unnamed.known:
+            rows = [row.strip() for row in entry.stdout.split("\n") if row.strip()]
+            unnamed = Fact(fragments, entry.source, shorten(rows))
         # Only a run of lspci that ended well is known to be whole; a paste may be part of one.
         complete = complete or (entry.rc == 0 and not entry.truncated)
     readings += [(entry.source, pci_tree.functions(entry.stdout)) for entry in sources.entries("lspci.t")]
@@ -51,7 +56,6 @@ def pci(sources: Sources) -> Pci:
             # iommu() says so; here it only means that the listing has no functions to add.
             continue
     readings = [(source, found) for source, found in readings if found]
-    unnamed = sources.fact(_unnamed, "lspci.vvv")
     memory = sources.fact(_memory_map, "proc.iomem")
     if not readings:
         refusal = "" if not sources.entries("lspci.vvv") else "lspci.vvv names no function"
@@ -67,11 +71,6 @@ def pci(sources: Sources) -> Pci:
         unnamed=unnamed,
         memory_map=memory,
     )
-
-
-def _unnamed(text: str) -> Reading[tuple[PciFunction, ...]]:
-    found = lspci.fragments(text)
-    return (found, shorten([row.strip() for row in text.split("\n") if row.strip()])) if found else None
 
 
 def _memory_map(text: str) -> Reading[tuple[MemoryRange, ...]]:

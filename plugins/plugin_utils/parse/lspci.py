@@ -136,9 +136,18 @@ def _repeats(block: Block, bare: str) -> bool:
     return _key(bare) in block.keys & _ONCE or bool(rebar and int(rebar[1]) in block.values.get("rebar", {}))
 
 
+def read(text: str) -> tuple[dict[str, PciFunction], tuple[PciFunction, ...]]:
+    """Return (``functions``, ``fragments``) of a text in one pass."""
+    whole, headless = blocks(text)
+    return _by_address(whole), tuple(one.function() for one in headless)
+
+
 def functions(text: str) -> dict[str, PciFunction]:
     """Return the functions by address. Where bridges tell their buses, each function knows the port above it."""
-    whole, _ = blocks(text)
+    return _by_address(blocks(text)[0])
+
+
+def _by_address(whole: list[Block]) -> dict[str, PciFunction]:
     ports = {(_domain(one), one.secondary_bus): str(one.values["bdf"]) for one in whole if one.secondary_bus}
     found = {}
     for one in whole:
