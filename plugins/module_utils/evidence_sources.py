@@ -33,6 +33,12 @@ _HIDE_IN_ELEMENTS = (
     r"|(<serial>)[^<]*"
 )
 
+# Serial numbers of GPUs and chassis, and the arguments behind a program's name, which may hold tokens.
+_HIDE_IN_GPUS = (
+    r"(?m)^([ \t]*(?:Chassis )?Serial Number[ \t]+: )(?!N/A|GPU requires)\S.*$|^([ \t]+Name[ \t]+: \S+ )\S.*$"
+)
+_HIDE_IN_LOG = r"(NVRM: .{0,40}[Ss]erial [Nn]umber(?:: | is ))\d+"
+
 SOURCES: tuple[dict[str, Any], ...] = (
     # --- identity
     {"source": "detect_virt.vm", "kind": "command", "argv": ["systemd-detect-virt", "--vm"]},
@@ -61,7 +67,7 @@ SOURCES: tuple[dict[str, Any], ...] = (
     {"source": "proc.interrupts", "kind": "probe", "probe": "interrupts"},
     {"source": "lspci.vvv", "kind": "command", "argv": ["lspci", "-Dvvvnn"]},
     # --- kernel and boot
-    {"source": "kernel_log", "kind": "probe", "probe": "kernel_log"},
+    {"source": "kernel_log", "kind": "probe", "probe": "kernel_log", "mask": _HIDE_IN_LOG},
     {"source": "etc.default.grub", "kind": "files", "path": "/etc/default/grub*"},
     {"source": "etc.kernel.cmdline", "kind": "file", "path": "/etc/kernel/cmdline"},
     {"source": "boot", "kind": "probe", "probe": "boot"},
@@ -81,7 +87,13 @@ SOURCES: tuple[dict[str, Any], ...] = (
     # --- NVIDIA driver
     {"source": "nvidia_smi", "kind": "command", "argv": ["nvidia-smi"], "where": "gpu"},
     {"source": "nvidia_smi.L", "kind": "command", "argv": ["nvidia-smi", "-L"], "where": "gpu"},
-    {"source": "nvidia_smi.q", "kind": "command", "argv": ["nvidia-smi", "-q"], "where": "gpu"},
+    {
+        "source": "nvidia_smi.q",
+        "kind": "command",
+        "argv": ["nvidia-smi", "-q"],
+        "where": "gpu",
+        "mask": _HIDE_IN_GPUS,
+    },
     {"source": "nvidia_smi.topo_m", "kind": "command", "argv": ["nvidia-smi", "topo", "-m"], "where": "gpu"},
     {"source": "nvidia_smi.topo_p2p_r", "kind": "command", "argv": ["nvidia-smi", "topo", "-p2p", "r"], "where": "gpu"},
     {"source": "nvidia_smi.topo_p2p_w", "kind": "command", "argv": ["nvidia-smi", "topo", "-p2p", "w"], "where": "gpu"},
