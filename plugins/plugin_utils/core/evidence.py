@@ -32,6 +32,7 @@ class Evidence:
 
     ``rc`` is the exit status of a command, or None for a file and for something that could not be run.
     ``reason`` says why there is no usable ``stdout``: empty where there is one.
+    ``pasted``: a person saved it, so it may be a part: what it does not show proves nothing.
     """
 
     source: str
@@ -43,6 +44,7 @@ class Evidence:
     elapsed_ms: int = 0
     truncated: bool = False
     reason: str = ""
+    pasted: bool = False
 
     @property
     def usable(self) -> bool:
@@ -178,7 +180,7 @@ def save(evidence: EvidenceSet, folder: Path) -> None:
     for entry in sorted(evidence, key=lambda one: one.source):
         if not _SOURCE_ID.fullmatch(entry.source):
             raise InputError(f"{entry.source!r} cannot name a file", str(folder))
-        row = {key: value for key, value in asdict(entry).items() if key != "stdout"}
+        row = {key: value for key, value in asdict(entry).items() if key != "stdout" and (key != "pasted" or value)}
         if entry.stdout:
             row["file"] = f"{entry.source}.txt"
             with (folder / row["file"]).open("w", encoding="utf-8", newline="") as stream:
@@ -257,4 +259,4 @@ def _entry(row: Mapping[str, Any]) -> Evidence:
     for key in ("rc", "elapsed_ms"):
         if isinstance(row.get(key), int) and not isinstance(row[key], bool):
             known[key] = row[key]
-    return Evidence(**known, truncated=row.get("truncated") is True)
+    return Evidence(**known, truncated=row.get("truncated") is True, pasted=row.get("pasted") is True)

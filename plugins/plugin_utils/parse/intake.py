@@ -15,6 +15,7 @@ from ..core.errors import InputError
 from ..core.evidence import HEAD_BYTES, MANIFEST, Content, Evidence, EvidenceSet, from_manifest
 from . import archive
 from .recognise import is_silent, recognise
+from .text import NARROWEST
 from .tree import File, Folder, Listing, disk_file, in_memory, on_disk
 
 STDIN_HOST = "stdin"
@@ -25,6 +26,8 @@ _LOGS = ("kernel_log", "engine.log", "nccl.log", "qemu.log", "apt.history", "dkm
 # Loose files of one host: more are no outputs that somebody saved.
 MAX_LOOSE_FILES = 5000
 _MAX_LISTED = 100
+# Columns of a terminal that breaks lines; a longest line below that was not broken.
+_NARROWEST = 60
 _SNIFF_BYTES = 8192
 _NO_ID = re.compile(r"[^A-Za-z0-9_.:+-]+")
 _ABSENT = "No such file or directory"
@@ -230,7 +233,7 @@ class _Intake:
         self._tell(f"holds nothing that Peerlane knows ({reasons[0]}{more})", place, _SAVE)
 
     def _loose(self, host: str, files: Sequence[File]) -> EvidenceSet:
-        found = _Found()
+        found = Found()
         for file in files:
             if not is_silent(file.name.rpartition("/")[2]):
                 found.take(file.read(), file.name, file.place)
@@ -283,7 +286,7 @@ def _name_of(files: Sequence[File]) -> str:
 # --- one host's loose outputs ---------------------------------------------------------------------------------------
 
 
-class _Found:
+class Found:
     """What was recognised of one host, and what was not."""
 
     def __init__(self) -> None:
@@ -292,6 +295,7 @@ class _Found:
         self._counts: dict[str, int] = {}
 
     def evidence(self, host: str) -> EvidenceSet:
+        """Return all of it as the evidence of a host."""
         listed = self.unrecognised[:_MAX_LISTED]
         if len(self.unrecognised) > _MAX_LISTED:
             listed.append(f"... and {len(self.unrecognised) - _MAX_LISTED} more")
@@ -304,9 +308,14 @@ class _Found:
         if reason:
             self.unrecognised.append(f"{shown}: {reason}")
             return
-        found = recognise(text, name)
-        if not found:
+        if not text.strip():
             self.unrecognised.append(f"{shown}: is empty")
+            return
+        text, dropped = (text, False) if content.truncated else _whole_lines(text)
+        if dropped:
+            why = "its last line has no line end, so it may be cut and is not judged: add a line end if it is whole"
+            self.unrecognised.append(f"{shown}: {why}")
+        found = recognise(text, name)
         for one in found:
             if not one.source:
                 place = f"{shown}:{one.segment.line}" if one.segment.line else shown
@@ -324,9 +333,15 @@ class _Found:
                     f"{shown}: is large: {len(body.encode()) / 1048576:.0f} MiB of it are judged, "
                     f"{left_out / 1048576:.0f} MiB in the middle or at the end are not"
                 )
-            entry = Evidence(one.source, stdout=body, command=one.segment.command, path=path, truncated=bool(left_out))
             identity = self._free_id(one.source, Path(name).stem)
-            self.entries[identity] = replace(entry, source=identity)
+            self.entries[identity] = Evidence(
+                identity,
+                stdout=body,
+                command=one.segment.command,
+                path=path,
+                truncated=bool(left_out),
+                pasted=True,
+            )
 
     def _free_id(self, source: str, stem: str) -> str:
         if source not in self.entries:
@@ -350,6 +365,22 @@ def _shortened(body: str, tail: str, is_log: bool) -> tuple[str, int]:
     end = (body + tail)[-(MAX_TEXT - _LOG_HEAD) :] if len(tail) < MAX_TEXT - _LOG_HEAD else tail[_LOG_HEAD - MAX_TEXT :]
     kept = body[: body.rfind("\n", 0, _LOG_HEAD) + 1] + end[end.find("\n") + 1 :]
     return kept, whole - len(kept)
+
+
+def _whole_lines(text: str) -> tuple[str, bool]:
+    """Return the text without a last line that has no end, and whether there was one.
+
+    A tool ends its last line. Where the end is missing, the text was cut, and half a line says another thing than the
+    whole one: ``hidden=1`` is gone, ``iommu=pt`` is ``iommu=p``. JSON and XML tell their end themselves.
+    """
+    if text.endswith("\n") or (text.rstrip()[-1:], text.lstrip()[:1]) in (("}", "{"), ("]", "["), (">", "<")):
+        return text, False
+    rows = text.split("\n")[:-1]
+    # A line that a terminal broke is as wide as the terminal, and goes on in the one that was dropped.
+    width = max(map(len, rows), default=0)
+    while rows and len(rows[-1]) == width >= NARROWEST:
+        rows.pop()
+    return "".join(f"{row}\n" for row in rows), True
 
 
 def _text(content: Content) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from ..core.snapshot import Gpu, GpuProcess, GpuSample, MigInstance
 from .nvidia_values import flag, mode, number, program, seconds, value, whole
-from .text import RefusedError, address, lines
+from .text import RefusedError, address, lines, rejoined
 
 _BLOCK = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])")
 _UNIT = re.compile(r"\s*\[[^\]]*\]$")
@@ -232,13 +232,17 @@ def read_text(text: str) -> Query:
     if rows and not text.endswith("\n") and rows[-1][-1:].isdigit():
         # A number at the very end may be cut inside.
         rows[-1] = rows[-1].rpartition(" : ")[0]
-    for row in rows:
+    for row in rejoined(rows, lambda row: row.startswith(" ") or " : " in row or _BLOCK.fullmatch(row)):
         bare = row.lstrip()
+        indent = len(row) - len(bare)
+        if block is not None and block.skip_from is not None and indent > block.skip_from:
+            # Most of -q is of no use here; this test keeps it cheap.
+            continue
         if bare.startswith("GPU ") and (found := _BLOCK.fullmatch(bare)):
             block = _Block(found[1])
             blocks.append(block)
         elif block is not None:
-            block.take(bare, len(row) - len(bare))
+            block.take(bare, indent)
         elif bare.startswith("Attached GPUs"):
             attached = whole(_name_and_value(bare)[1])
     if not blocks:
@@ -261,7 +265,7 @@ class _Block:
         self.processes: list[dict[str, str]] | None = None
         self._mig: list[dict[str, str]] = []
         self._stack: list[tuple[int, str]] = []
-        self._skip_from: int | None = None
+        self.skip_from: int | None = None  # lines further right belong to something that nobody asks for
         self._owner: list[dict[str, str]] | None = None
         self._owner_indent = 0
         self._margin: int | None = None
@@ -272,10 +276,7 @@ class _Block:
         if not bare or indent < self._margin:
             # Left of the block stand only the ends of lines that a terminal broke.
             return
-        if self._skip_from is not None:
-            if indent > self._skip_from:
-                return
-            self._skip_from = None
+        self.skip_from = None
         name, given = _name_and_value(bare)
         if self._owner is not None:
             if indent > self._owner_indent:
@@ -287,7 +288,7 @@ class _Block:
             stack.pop()
         if not stack and name not in _WANTED_HEADS:
             if not self._is_list(name, given, indent):
-                self._skip_from = indent
+                self.skip_from = indent
             return
         if given is not None:
             path = "/".join([*(heading for _, heading in stack), name]) if stack else name

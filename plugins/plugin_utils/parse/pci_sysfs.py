@@ -30,6 +30,7 @@ def functions(text: str) -> dict[str, PciFunction]:
     blocks: dict[str, dict[str, str]] = {}
     current: dict[str, str] | None = None
     titled: str | None = None
+    last = ""
     for row in lines(text):
         header = _HEADER.fullmatch(row.strip())
         bdf = address(header[1]) if header else None
@@ -45,7 +46,10 @@ def functions(text: str) -> dict[str, PciFunction]:
         elif current is not None:
             key, colon, given = row.strip().partition(":")
             if colon:
-                current.setdefault(key.strip(), given.strip())
+                last = key.strip()
+                current.setdefault(last, given.strip())
+            elif key:
+                current.pop(last, None)  # a terminal broke this line: half a value is none
     return {bdf: _function(bdf, keys) for bdf, keys in blocks.items()}
 
 

@@ -121,7 +121,7 @@ def recognise(text: str, name: str) -> list[Recognised]:
 
 def split(text: str) -> list[Segment]:
     """Cut a text where a new output starts for certain."""
-    rows = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    rows = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
     blocks = _blocks(rows)
     if not blocks:
         return _split_prompts([row for row in rows if not _TAG.match(row)] if _is_tagged(rows) else rows, 0, "")
@@ -192,7 +192,7 @@ def _split_prompts(rows: list[str], start: int, told: str) -> list[Segment]:
             segments.append((command, max(start, 1) + at, []))
     first, *others = segments
     kept = [first] if any(map(str.strip, first[2])) else []
-    return [Segment("\n".join(part), command, line) for command, line, part in [*kept, *others]]
+    return [Segment("\n".join([*part, ""]), command, line) for command, line, part in [*kept, *others]]
 
 
 def _in_comments(rows: list[str], at: int) -> bool:

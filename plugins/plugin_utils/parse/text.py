@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 # Terminal colours, window titles and character set switches, as `script` and copied terminals leave them.
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][0-9A-B]")
@@ -11,6 +12,8 @@ _SIZE = re.compile(r"(\d+)\s*([KMGTPE]?)(?:i?B)?", re.IGNORECASE)
 _FILE_HEADER = re.compile(r"# ==> (.+?) <==")
 
 EXCERPT_LINES = 12
+# Columns of a terminal that breaks lines; a longest line below that was not broken.
+NARROWEST = 60
 
 
 class RefusedError(ValueError):
@@ -47,6 +50,24 @@ def _shared_indent(rows: list[str]) -> int:
         if not shared:
             return 0
     return len(shared or "")
+
+
+def rejoined(rows: list[str], starts: Callable[[str], object]) -> list[str]:
+    """Return lines that a terminal broke in one piece again.
+
+    ``starts`` says whether a line can begin an entry. One that can't goes on where a line as wide as the terminal
+    ended; a blank that stood at the break was lost with the end of that line.
+    """
+    width = max(map(len, rows), default=0)
+    joined: list[str] = []
+    gap = width
+    for row in rows:
+        if width >= NARROWEST and gap <= 1 and row and not starts(row):
+            joined[-1] = f"{joined[-1]}{' ' * gap}{row}"
+        else:
+            joined.append(row)
+        gap = width - len(row)
+    return joined
 
 
 def address(text: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
@@ -13,6 +14,7 @@ from .facts import Reading, Sources, said
 from .text import RefusedError, files, shorten, whole_number
 
 T = TypeVar("T")
+_ONE_A_LINE = re.compile(r"^-(?:id|name|device)$", re.MULTILINE)
 
 
 def vm(sources: Sources) -> Vm:
@@ -139,7 +141,8 @@ def _by_vm(entries: list[Evidence], read: Callable[[str], Mapping[str, T]]) -> d
 
 
 def _with_process(config: VmConfig, process: proxmox.Process | None, sources: Sources, source: str) -> VmConfig:
-    if process is None and any(_lists_all(entry.stdout) for entry in sources.entries(source)):
+    pasted = any(entry.pasted for entry in sources.entries(source))
+    if process is None and not pasted and any(_lists_all(entry.stdout) for entry in sources.entries(source)):
         stopped: Fact[bool] = Fact(False, source, "")
         return replace(config, running=stopped, running_arguments=unknown("the VM does not run", source))
     if process is None:
@@ -153,11 +156,20 @@ def _with_process(config: VmConfig, process: proxmox.Process | None, sources: So
     return replace(
         config,
         running=Fact(True, source, line),
-        running_arguments=Fact(process.arguments, source, line),
+        running_arguments=unknown(f"{source} may be cut: the end of the arguments is not there", source)
+        if any(entry.pasted and _ONE_A_LINE.search(entry.stdout) for entry in sources.entries(source))
+        and not _is_whole(process.arguments, config)
+        else Fact(process.arguments, source, line),
         running_cpus=told(process.cpus, f"Cpus_allowed_list: {process.cpus}"),
         started_at=told(process.started_at, f"started {process.started_at}"),
         changed_at=told(process.changed_at, f"changed {process.changed_at}"),
     )
+
+
+def _is_whole(arguments: tuple[str, ...], config: VmConfig) -> bool:
+    """Whether these are all arguments of a process: Proxmox gives ``-machine`` near the end, then the VM's ``args``."""
+    own = config.settings.get("args", "").split()
+    return "-machine" in arguments and (not own or own[-1] in arguments[-len(own) :])
 
 
 def _lists_all(text: str) -> bool:

@@ -122,10 +122,11 @@ def _judge_bar(snapshot: Snapshot, gpu: PciFunction, told: Gpu | None) -> Verdic
         needs = f"{memory} MiB of memory"
     elif largest > number("pci.large_bar_mib") * _MIB:
         return verdict(
-            "pass",
+            "info",
             f"The large BAR of {gpu.bdf} has {size_text(largest)}, more than without Resizable BAR",
             shown,
             subject=subject,
+            reason="whether a larger size is supported is not known: its Resizable BAR capability was not read",
         )
     else:
         model = gpu_model(gpu.device)

@@ -350,7 +350,10 @@ def _chipset(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         )
     if i440 or rootless:
         return
-    if q35:
+    if q35 and snapshot.pci.functions.known and not snapshot.pci.complete:
+        title = "The guest has the q35 chipset; not all its PCI devices are known"
+        yield verdict("info", title, *evidence, *shown, reason="a GPU without a root port may be missing from the list")
+    elif q35:
         yield verdict("pass", "The guest has the q35 chipset", *evidence, *shown)
     else:
         reason = snapshot.machine.product_name.reason or "neither the product name nor device 00:00.0 names a chipset"

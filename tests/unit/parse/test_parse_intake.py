@@ -131,7 +131,7 @@ def folder(tmp_path):
 
 def test_a_folder_of_loose_files_is_one_host(folder):
     place = folder(
-        "node1", {"topo.txt": TOPO, "README.md": "nvidia-smi topo -m", "case.yml": "NVRM: x", "notes.txt": "hello"}
+        "node1", {"topo.txt": TOPO, "README.md": "nvidia-smi topo -m", "case.yml": "NVRM: x", "notes.txt": "hello\n"}
     )
 
     (host,) = intake.read([place])
@@ -306,6 +306,29 @@ def test_a_file_of_hundreds_of_megabytes_is_bounded(tmp_path):
     assert "Linux version 6.8.0-1-generic" in text
     assert text.endswith("the very last line\n")
     assert "MiB in the middle" in host.unrecognised[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("BOOT_IMAGE=/vmlinuz root=/dev/sda1 iommu=p", {}),
+        ("machine: q35\nmemory: 8192\nhostpci0: 01:00,pci", {"pve.conf.101": "machine: q35\nmemory: 8192\n"}),
+        # broken at 80 columns: the last whole line goes on in the one that was cut
+        (f"machine: q35\nmemory: 8192\nargs: {'x' * 74}\nhalf of", {"pve.conf.101": "machine: q35\nmemory: 8192\n"}),
+        ('{"nvbandwidth": {"git_version": "v0.8"}}', None),
+    ],
+)
+def test_half_a_line_at_the_end_is_not_judged_and_said(tmp_path, text, kept):
+    (tmp_path / "101.conf").write_text(text)
+    (tmp_path / "topo.txt").write_text(TOPO)
+
+    (host,) = intake.read([tmp_path])
+
+    if kept is None:
+        assert not any("no line end" in line for line in host.unrecognised)
+        return
+    assert {source: entry.stdout for source, entry in host.entries.items() if source != "nvidia_smi.topo_m"} == kept
+    assert "101.conf: its last line has no line end" in host.unrecognised[0]
 
 
 def test_a_folder_of_folders_keeps_each_hosts_nested_files_together(folder):
