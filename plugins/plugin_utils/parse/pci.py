@@ -34,9 +34,15 @@ def _join(first: PciFunction, second: PciFunction) -> PciFunction:
 
 
 def approvals(functions: Mapping[str, PciFunction]) -> dict[str, Approval]:
-    """Decode the P2P approval capability of each NVIDIA display function whose configuration space was read."""
-    return {
-        bdf: pci_config.approval(pci_config.read_hex(function.config_hex))
-        for bdf, function in functions.items()
-        if function.is_gpu and function.config_hex
-    }
+    """Decode the P2P approval capability of each NVIDIA display function whose configuration space was read.
+
+    What a function reads while it sleeps without power (D3cold) says nothing.
+    """
+    found = {}
+    for bdf, function in functions.items():
+        if not (function.is_gpu and function.config_hex):
+            continue
+        approval = pci_config.approval(pci_config.read_hex(function.config_hex))
+        if not (approval.state == "device_gone" and function.power_state == "D3cold"):
+            found[bdf] = approval
+    return found

@@ -96,7 +96,9 @@ def _function(bdf: str, keys: dict[str, str]) -> PciFunction:
         acs_cap=pci_config.acs_capability(config),
         acs_ctl=pci_config.acs_control(config),
         rebar=pci_config.resizable_bars(config),
-        off_bus=pci_config.is_gone(config) or width == GONE_WIDTH or header == "7f",
+        # A function that sleeps without power reads all ones too.
+        off_bus=keys.get("power_state") != "D3cold"
+        and (pci_config.is_gone(config) or width == GONE_WIDTH or header == "7f"),
         parent=address(keys.get("parent", "")),
         physfn=bool(keys.get("physfn")),
         config_hex=config.hex(),

@@ -9,7 +9,10 @@ from .text import RefusedError, lines, whole_number
 
 _RANGE = re.compile(r"( *)([0-9a-f]{1,16})-([0-9a-f]{1,16}) : (.+)")
 _PAIR = re.compile(r"(\S+) (\d{1,9})")
-_PARAMETER = re.compile(r"([a-z][\w-]*\.\w+) (\S.*)")
+# A row of /proc/interrupts: counts of each CPU, then the chip, from newer kernels with its device.
+_INTERRUPT = re.compile(r"\d+:(?:\s+\d+)+\s+([A-Z][\w-]*?)(?:-[0-9a-f]{4}:\S+)?\s.*")
+# The collector's line, or one of `grep . /sys/module/vfio*/parameters/*`.
+_PARAMETER = re.compile(r"([a-z][\w-]*\.\w+) (\S.*)|/sys/module/([\w-]+)/parameters/(\w+):(.+)")
 _PARTITION = re.compile(r"(?:WARN: )?([0-9A-F]{4}-[0-9A-F]{4}|\S+) is configured with: (.*)")
 _CONFIGURED = re.compile(r"(uefi|grub)(?: \(versions: ([^)]*)\))?")
 _BOOTED = re.compile(r"System currently booted with (\S.*)")
@@ -33,13 +36,22 @@ def memory_map(text: str) -> tuple[MemoryRange, ...]:
 
 
 def interrupt_chips(text: str) -> dict[str, int]:
-    """Read ``IR-PCI-MSI 24`` lines."""
-    return {hit[1]: int(hit[2]) for row in lines(text) if (hit := _PAIR.fullmatch(row.strip()))}
+    """Read ``IR-PCI-MSI 24`` lines, or ``/proc/interrupts`` itself: chip to the number of its lines."""
+    found: dict[str, int] = {}
+    for row in lines(text):
+        pair = _PAIR.fullmatch(row.strip())
+        raw = None if pair else _INTERRUPT.fullmatch(row.strip())
+        if pair:
+            found[pair[1]] = int(pair[2])
+        elif raw:
+            found[raw[1]] = found.get(raw[1], 0) + 1
+    return found
 
 
 def parameters(text: str) -> dict[str, str]:
-    """Read ``vfio_pci.disable_idle_d3 N`` lines."""
-    return {hit[1]: hit[2].strip() for row in lines(text) if (hit := _PARAMETER.fullmatch(row.strip()))}
+    """Read ``vfio_pci.disable_idle_d3 N`` lines, or ``/sys/module/vfio_pci/parameters/disable_idle_d3:N``."""
+    hits = [hit for row in lines(text) if (hit := _PARAMETER.fullmatch(row.strip()))]
+    return {hit[1] or f"{hit[3]}.{hit[4]}": (hit[2] or hit[5]).strip() for hit in hits}
 
 
 def modules_load(text: str) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("pve.start_log", r"^# ==> vm \S+ task \d+ <=="),
     ("pve.qemu_binaries", r"^vm \S+ pid \d+ replaced=(?:yes|no)$"),
     ("proc.interrupts", r"\A\s*(?:[A-Z][\w-]* \d+\n)*(?:IR-)?(?:IO-APIC|PCI-MSIX?) \d+(?:\n|\Z)"),
+    ("proc.interrupts", r"\A\s*CPU0(?:\s+CPU\d+)*\s*\n\s*\d+:(?:\s+\d+)+\s"),
+    ("module_parameters", r"^/sys/module/(?:vfio\w*|iommufd|pcie_aspm)/parameters/\w+:"),
     ("module_parameters", r"^(?:vfio\w*|iommufd|pcie_aspm)\.\w+ \S"),
     ("initramfs", r"^image /boot/\S+ modified \d+$|^(?:usr/)?lib/modules/\S+\.ko(?:\.\w+)?$"),
     ("pve.qm_pending", r"^# ==> qm pending \d+ <=="),

@@ -39,12 +39,24 @@ def test_a_memory_map_without_addresses_is_refused(text):
         platform.memory_map(text)
 
 
+INTERRUPTS = """            CPU0       CPU1
+   9:          0          4  IR-IO-APIC    9-fasteoi   acpi
+  24:          0          0  IR-PCI-MSIX-0000:01:00.0    0-edge      nvidia
+  26:          1          2  PCI-MSI 524288-edge      AMD-Vi
+ NMI:          0          0   Non-maskable interrupts
+"""
+
+
 def test_modules_parameters_and_interrupts():
     assert platform.modules_load("# a\nvfio\nvfio_pci ids=1\n; b\n\nvfio\n") == ("vfio", "vfio_pci")
     assert platform.parameters("vfio_pci.disable_idle_d3 N\npcie_aspm.policy [default] performance\nx\n") == {
         "vfio_pci.disable_idle_d3": "N",
         "pcie_aspm.policy": "[default] performance",
     }
+    assert platform.parameters("/sys/module/vfio_pci/parameters/disable_idle_d3:N\n") == {
+        "vfio_pci.disable_idle_d3": "N"
+    }
+    assert platform.interrupt_chips(INTERRUPTS) == {"IR-IO-APIC": 1, "IR-PCI-MSIX": 1, "PCI-MSI": 1}
     assert platform.interrupt_chips("IR-PCI-MSI 24\nIO-APIC 3\nnoise\n") == {"IR-PCI-MSI": 24, "IO-APIC": 3}
 
 
@@ -96,6 +108,8 @@ def test_start_logs_and_replaced_binaries_are_told_by_vm():
         ("# ==> vm 101 task 1700000000 <==\nTASK OK\n", "pve.start_log"),
         ("vm 101 pid 4711 replaced=no\n", "pve.qemu_binaries"),
         ("IO-APIC 3\nIR-PCI-MSI 24\n", "proc.interrupts"),
+        (INTERRUPTS, "proc.interrupts"),
+        ("/sys/module/vfio_pci/parameters/disable_idle_d3:N\n", "module_parameters"),
         ("vfio_iommu_type1.allow_unsafe_interrupts N\n", "module_parameters"),
         ("image /boot/initrd.img-6.8.12-4-pve modified 1700000000\n", "initramfs"),
         ("  4100000000-43ffffffff : PCI Bus 0000:0a\n", "proc.iomem"),
@@ -412,6 +426,17 @@ def test_sysfs_tells_errors_resets_sleep_and_windows():
     assert gpu.aer == {"correctable": {"RxErr": 4, "BadTLP": 1, "TOTAL_ERR_COR": 5}, "fatal": {"TOTAL_ERR_FATAL": 0}}
     assert (gpu.reset_methods, gpu.power_state, gpu.d3cold_allowed, gpu.boot_vga) == (("flr", "bus"), "D0", True, False)
     assert len(gpu.config_hex) == 512
+
+
+def test_a_function_that_sleeps_without_power_is_not_dead_and_tells_no_clique():
+    text = f"[0000:41:00.0]\nvendor: 0x10de\nclass: 0x030200\npower_state: D3cold\nconfig: {'ff' * 256}\n"
+
+    told = read(sysfs__pci=text)
+    assert not told.pci.functions.value["0000:41:00.0"].off_bus
+    assert not told.pci.approvals.known
+    awake = read(sysfs__pci=text.replace("D3cold", "D0"))
+    assert awake.pci.functions.value["0000:41:00.0"].off_bus
+    assert awake.pci.approvals.value["0000:41:00.0"].state == "device_gone"
 
 
 def test_an_operators_heading_says_which_function_is_dead():
