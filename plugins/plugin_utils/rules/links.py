@@ -380,8 +380,10 @@ def _peermem(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             flavour,
             snapshot.kernel.release,
         )
-    elif modules.value is None:
-        yield verdict("unknown", f"{here}; whether nvidia_peermem is loaded is not known", reason=modules.reason)
+    elif "nvidia" not in (modules.value or {}):
+        # A module stands in the list before those it needs: without nvidia the list may be cut.
+        reason = modules.reason or "the list of modules does not reach nvidia"
+        yield verdict("unknown", f"{here}; whether nvidia_peermem is loaded is not known", reason=reason)
     elif flavour.known and (flavour.value != "open" or kernel_version(snapshot)):
         yield verdict(
             "warn",

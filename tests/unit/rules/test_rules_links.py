@@ -148,6 +148,7 @@ ROWS = [
     ),
     ("F11", modules("nvidia", pci=RDMA), "unknown", "dma-buf"),
     ("F11", bare(pci=RDMA), "unknown", "nvidia_peermem"),
+    ("F11", modules("ext4", pci=RDMA, driver=CLOSED), "unknown", "does not reach nvidia"),
     ("F11", bare(), "not_applicable", "No RDMA card"),
     ("F11", b.snapshot("bare_metal"), "unknown", "RDMA card"),
     # F12
