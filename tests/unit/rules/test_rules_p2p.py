@@ -166,7 +166,7 @@ def verified(link: str = "PHB", count: int = 4, **parts: object) -> object:
 )
 def test_p2p(rule: str, judged: object, state: str, words: str) -> None:
     found = b.findings(rule, judged)
-    assert [one.state for one in found if one.subject not in ("topology", "numa")] == [state]
+    assert [one.state for one in found] == [state]
     assert words in f"{found[0].title} {found[0].reason}"
 
 
@@ -237,20 +237,6 @@ def test_islands_are_connected_components() -> None:
 def test_a_pair_granted_in_one_direction_only_is_no_island() -> None:
     title = b.findings("D5", b.guest(2, p2p=b.granted(2, "NS", g0_1="OK")))[0].title
     assert "no pair in both directions" in title
-
-
-def test_sockets_and_missing_numa_nodes_outside_guests() -> None:
-    two = b.snapshot("bare_metal", topology=b.topology(2, "SYS", numa={"GPU0": None, "GPU1": "1"}))
-    by_subject = {one.subject: one for one in b.findings("D5", two)}
-    assert by_subject["topology"].state == "warn"
-    assert "SYS alone does not mean that P2P is refused" in by_subject["topology"].why
-    assert by_subject["numa"].state == "info"
-    assert "numactl --cpunodebind" in by_subject["numa"].title
-    four = b.snapshot("bare_metal", topology=b.topology(4, "SYS", g0_1="NODE", g2_3="NODE"))
-    by_subject = {one.subject: one for one in b.findings("D5", four)}
-    assert by_subject["topology"].state == "info"
-    assert "{GPU0, GPU1}; {GPU2, GPU3}" in by_subject["topology"].title
-    assert {one.subject for one in b.findings("D5", b.guest(topology=b.topology(2, "SYS")))} == {""}
 
 
 def test_an_approval_of_another_version_is_ignored_by_the_driver() -> None:
