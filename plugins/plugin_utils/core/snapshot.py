@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -816,9 +817,21 @@ class Snapshot:
         return shape
 
 
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, KernelLog):
-        return {"line_count": len(value.lines), "xids": _plain(value.xids), "suppressed": value.suppressed}
+        return {
+            "line_count": len(value.lines),
+            "xids": _plain(value.xids),
+            "suppressed": value.suppressed,
+            "aer": _counts(f"{one.bdf} {one.severity}" for one in value.aer),
+            "faults": _counts(f"{one.bdf} {one.kind}" for one in value.faults),
+            "notes": {kind: len(lines) for kind, lines in value.notes.items()},
+            "formats": list(value.formats),
+        }
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):

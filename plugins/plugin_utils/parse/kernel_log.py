@@ -335,6 +335,35 @@ def _fault(line: LogLine) -> IommuFault | None:
     )
 
 
+# --- memory that VFIO could not have --------------------------------------------------------------------------------
+
+_REFUSED_BAR = re.compile(
+    r"vfio-pci ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): BAR (\d)(?: \[mem [^\]]*\])?: can't reserve"
+    r"(?: \[mem (0x[0-9a-f]+)-(0x[0-9a-f]+)[ \]])?"
+)
+
+
+@dataclass(frozen=True)
+class RefusedBar:
+    """A BAR that VFIO could not reserve, because something on the host holds it. ``end`` is inclusive."""
+
+    bdf: str
+    bar: int
+    start: int | None
+    end: int | None
+    line: LogLine
+
+
+def refused_bars(notes: Iterable[LogLine]) -> tuple[RefusedBar, ...]:
+    """Return what VFIO could not reserve, one entry for each message."""
+    hits = ((line, _REFUSED_BAR.search(line.text)) for line in notes)
+    return tuple(
+        RefusedBar(hit[1], int(hit[2]), int(hit[3], 16) if hit[3] else None, int(hit[4], 16) if hit[4] else None, line)
+        for line, hit in hits
+        if hit
+    )
+
+
 # --- windows of bridges ---------------------------------------------------------------------------------------------
 
 _WINDOW = re.compile(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import CommandLine, MemoryRange, PciFunction, Snapshot
+from ..parse.kernel_log import RefusedBar, refused_bars
 from .common import (
     FOREIGN_DRIVERS,
     RISK_RESET,
@@ -316,7 +317,6 @@ def _early_bind(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
 
 # --- C11: the boot console ------------------------------------------------------------------------------------------
 
-_RESERVE = re.compile(r"vfio-pci ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (BAR \d)[^\[]*can't reserve")
 _FRAMEBUFFERS = ("BOOTFB", "simplefb", "efifb", "vesafb", "simple-framebuffer")
 
 
@@ -336,14 +336,16 @@ _FRAMEBUFFERS = ("BOOTFB", "simplefb", "efifb", "vesafb", "simple-framebuffer")
     without_role=True,
 )
 def _framebuffer(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-    refused = by_device(log_notes(snapshot, "bar_reserved"), _RESERVE)
-    for bdf, lines in sorted(refused.items()):
-        bars = dict.fromkeys(hit[2] for line in lines if (hit := _RESERVE.search(line.text)))
+    refused: dict[str, list[RefusedBar]] = {}
+    for one in refused_bars(log_notes(snapshot, "bar_reserved")):
+        refused.setdefault(one.bdf, []).append(one)
+    for bdf, bars in sorted(refused.items()):
+        names = list(dict.fromkeys(f"BAR {one.bar}" for one in bars))
         yield verdict(
             "fail",
-            f"VFIO cannot reserve {listed(list(bars))} of {bdf} (at least {counted(len(lines), 'message')}): the boot "
+            f"VFIO cannot reserve {listed(names)} of {bdf} (at least {counted(len(bars), 'message')}): the boot "
             "framebuffer holds it",
-            log_excerpt(snapshot, lines),
+            log_excerpt(snapshot, [one.line for one in bars]),
             subject=bdf,
             fix=_console_fix(snapshot),
         )

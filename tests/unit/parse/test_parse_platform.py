@@ -281,6 +281,36 @@ def test_what_the_kernel_could_not_place_until_the_end(rows, left):
 
 
 @pytest.mark.parametrize(
+    ("row", "bar"),
+    [
+        ("BAR 1: can't reserve [mem 0xd0000000-0xdfffffff 64bit pref]", (1, 0xD0000000, 0xDFFFFFFF)),
+        (
+            "BAR 1 [mem 0xd0000000-0xdfffffff 64bit pref]: can't reserve [mem 0xd0000000-0xdfffffff 64bit pref]",
+            (1, 0xD0000000, 0xDFFFFFFF),
+        ),
+        ("BAR 3: can't reserve [mem 0xd00", (3, None, None)),
+    ],
+)
+def test_a_bar_that_vfio_could_not_have_is_read_with_its_range(row, bar):
+    notes = kernel_log.parse(f"[ 1.0] vfio-pci 0000:07:00.0: {row}").notes["bar_reserved"]
+
+    assert [(one.bdf, one.bar, one.start, one.end) for one in kernel_log.refused_bars(notes)] == [
+        ("0000:07:00.0", *bar)
+    ]
+
+
+def test_a_snapshot_as_data_counts_events_and_keeps_no_lines():
+    row = "[ 1.0] nvidia 0000:81:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x1 address=0x2 flags=0x3]\n"
+
+    told = read(kernel_log=row * 3 + "[ 2.0] ACS overrides enabled\n").as_dict()["kernel"]["log"]["value"]
+    assert (told["faults"], told["notes"], told["formats"]) == (
+        {"0000:81:00.0 IO_PAGE_FAULT": 3},
+        {"acs_override": 1},
+        ["monotonic"],
+    )
+
+
+@pytest.mark.parametrize(
     ("rows", "whole"),
     [
         (["Linux version 6.8", "x", "Run /init as init process"], True),
