@@ -16,8 +16,25 @@ from typing import IO, Any
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/nvidia/bin:/opt/bin"
 
 
-def run(argv: list[str], timeout_s: int, max_bytes: int) -> dict[str, Any]:
+class Text(str):
+    """What a probe returns that has more to say: that it was cut, and notes for a person, such as what needs root."""
+
+    truncated = False
+    notes = ""
+
+
+def text(value: str, truncated: bool = False, notes: str = "") -> Text:
+    """Return a probe's text with what else is to be said of it."""
+    told = Text(value)
+    told.truncated, told.notes = truncated, notes
+    return told
+
+
+def run(argv: list[str], timeout_s: int, max_bytes: int, ends: bool = False) -> dict[str, Any]:
     """Run one command in the C locale, in its own process group, without a terminal and without input.
+
+    Of an output that is too large the head is kept; with ``ends`` a quarter of it is the head and the rest the tail,
+    cut at line ends: a log tells the boot in its head and the trouble in its tail.
 
     Returns a dict with ``command, rc, stdout, stderr, elapsed_ms, truncated, reason``. ``rc`` is None and ``reason``
     says why where the command could not be run or did not end within ``timeout_s`` seconds; its whole group is killed
@@ -50,7 +67,7 @@ def run(argv: list[str], timeout_s: int, max_bytes: int) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             result["reason"] = "no answer within {0} s".format(timeout_s)
             _kill_group(process)
-        result["stdout"], cut_out = _head(out, max_bytes)
+        result["stdout"], cut_out = _ends(out, max_bytes) if ends else _head(out, max_bytes)
         result["stderr"], cut_err = _head(err, 64 * 1024)
     result["truncated"] = cut_out or cut_err
     result["elapsed_ms"] = int((time.monotonic() - started) * 1000)
@@ -97,6 +114,18 @@ def _head(stream: IO[bytes], max_bytes: int, rewind: bool = True) -> tuple[str, 
         stream.seek(0)
     data = stream.read(max_bytes + 1)
     return data[:max_bytes].decode("utf-8", "replace"), len(data) > max_bytes
+
+
+def _ends(stream: IO[bytes], max_bytes: int) -> tuple[str, bool]:
+    size = stream.seek(0, os.SEEK_END)
+    if size <= max_bytes:
+        return _head(stream, max_bytes)
+    stream.seek(0)
+    head = stream.read(max_bytes // 4)
+    stream.seek(size - (max_bytes - len(head)))
+    tail = stream.read()
+    kept = head[: head.rfind(b"\n") + 1] + tail[tail.find(b"\n") + 1 :]
+    return kept.decode("utf-8", "replace"), True
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import os
+import queue
 import re
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ansible_collections.peerlane.gpu.plugins.module_utils import (
@@ -22,14 +24,22 @@ from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources impo
 
 # The sources wait for the kernel and for the driver, not for a processor.
 WORKERS = 16
+# A probe may run several commands, each with its own limit.
+_PROBE_SHARE = 3
+_SPARE_S = 5
+# A node with more virtual machines than that has its first ones read.
+_MOST_FILES = 1000
 
 _PROBES = {**evidence_probes.PROBES, **platform_probes.PROBES, **engine_probes.PROBES}
 
 
-def collect(timeout_s: int, root: str = "/", sources: Sequence[dict[str, Any]] = SOURCES) -> list[dict[str, Any]]:
+def collect(
+    timeout_s: int, root: str = "/", sources: Sequence[dict[str, Any]] = SOURCES, serials: bool = False
+) -> list[dict[str, Any]]:
     """Return one dict per source, in the order of ``sources``; see ``bounded.run`` for the keys.
 
-    A source that this machine cannot have (``where``) is listed with the reason, never left out.
+    ``serials``: whether serial numbers are wanted; else they are masked. A source that this machine cannot have
+    (``where``) is listed with the reason, never left out.
     """
     places = {
         "proxmox": os.path.isdir(os.path.join(root, "etc/pve")),
@@ -37,9 +47,49 @@ def collect(timeout_s: int, root: str = "/", sources: Sequence[dict[str, Any]] =
         "gpu": _has_nvidia(root),
     }
     places["hypervisor"] = places["proxmox"] or places["libvirt"]
-    with ThreadPoolExecutor(max_workers=WORKERS) as pool:
-        jobs = [pool.submit(_masked, source, timeout_s, root, places) for source in sources]
-        return [entry for job in jobs for entry in job.result()]
+    work: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+    jobs = [_Job(source, functools.partial(_masked, source, timeout_s, root, places, serials)) for source in sources]
+    for job in jobs:
+        work.put(job)
+    for _ in range(min(WORKERS, len(jobs))):
+        # Daemons: one that waits in the kernel for a lost device must not keep the module from its end.
+        threading.Thread(target=_work, args=(work,), daemon=True).start()
+    return [entry for job in jobs for entry in job.result(timeout_s)]
+
+
+class _Job:
+    """One source that a worker reads."""
+
+    def __init__(self, source: dict[str, Any], read: Callable[[], list[dict[str, Any]]]) -> None:
+        self.source, self.read = source, read
+        self.started, self.done = threading.Event(), threading.Event()
+        self.entries: list[dict[str, Any]] = []
+        self.error: BaseException | None = None
+
+    def result(self, timeout_s: int) -> list[dict[str, Any]]:
+        """Return the entries, or say that none came within the limit; a probe may run several commands."""
+        limit_s = timeout_s * (_PROBE_SHARE if self.source["kind"] == "probe" else 1) + _SPARE_S
+        if not self.started.wait(limit_s):
+            return [_entry(self.source["source"], reason="not read: the sources before it gave no answer")]
+        if not self.done.wait(limit_s):
+            return [_entry(self.source["source"], reason="no answer within {0} s".format(limit_s))]
+        if self.error is not None:
+            raise self.error
+        return self.entries
+
+
+def _work(jobs: queue.SimpleQueue[_Job]) -> None:
+    while True:
+        try:
+            job = jobs.get_nowait()
+        except queue.Empty:
+            return
+        job.started.set()
+        try:
+            job.entries = job.read()
+        except BaseException as error:
+            job.error = error
+        job.done.set()
 
 
 _NOT_HERE = {
@@ -50,12 +100,38 @@ _NOT_HERE = {
 }
 
 
-def _masked(source: dict[str, Any], timeout_s: int, root: str, places: dict[str, bool]) -> list[dict[str, Any]]:
+def _masked(
+    source: dict[str, Any], timeout_s: int, root: str, places: dict[str, bool], serials: bool
+) -> list[dict[str, Any]]:
     entries = _one(source, timeout_s, root, places)
-    if "mask" in source:
+    for key in ("mask",) if serials else ("mask", "mask_serials"):
+        for entry in entries if key in source else []:
+            entry["stdout"] = re.sub(source[key], _mask, entry["stdout"])
+    if source["source"] == "sysfs.pci" and not serials:
         for entry in entries:
-            entry["stdout"] = re.sub(source["mask"], _mask, entry["stdout"])
+            entry["stdout"] = _CONFIG.sub(_without_serial, entry["stdout"])
     return entries
+
+
+_CONFIG = re.compile(r"^config: ([0-9a-f]+)$", re.MULTILINE)
+# PCI Express: extended capabilities start at 0x100, each with its id, version and the place of the next.
+_FIRST_EXTENDED, _DEVICE_SERIAL_ID, _MOST_CAPABILITIES = 0x100, 0x0003, 96
+
+
+def _without_serial(found: re.Match[str]) -> str:
+    """Return a configuration space with zeros for the eight bytes of the device's serial number."""
+    data = bytearray.fromhex(found.group(1)) if len(found.group(1)) % 2 == 0 else bytearray()
+    at = _FIRST_EXTENDED
+    for _ in range(_MOST_CAPABILITIES):
+        if at < _FIRST_EXTENDED or at + 4 > len(data):
+            break
+        header = int.from_bytes(data[at : at + 4], "little")
+        if header & 0xFFFF == _DEVICE_SERIAL_ID:
+            end = min(at + 12, len(data))
+            data[at + 4 : end] = bytes(end - at - 4)
+            return "config: {0}".format(data.hex())
+        at = header >> 20
+    return found.group(0)
 
 
 def _mask(found: re.Match[str]) -> str:
@@ -75,9 +151,11 @@ def _one(source: dict[str, Any], timeout_s: int, root: str, places: dict[str, bo
     path = os.path.join(root, source["path"].lstrip("/"))
     if kind == "file":
         return [dict(bounded.read(path, MAX_BYTES), source=name)]
-    paths = sorted(glob.glob(path))
+    paths = sorted(glob.glob(path))[:_MOST_FILES]
     if not paths:
-        return [_entry(name, reason="no file matches {0}".format(path), path=path)]
+        closed = _closed_folder(path)
+        why = "{0}: Permission denied, needs root".format(closed) if closed else "no file matches {0}".format(path)
+        return [_entry(name, reason=why, path=path)]
     if kind == "each":
         stems = [os.path.splitext(os.path.basename(one))[0] for one in paths]
         return [
@@ -90,7 +168,10 @@ def _probe(name: str, probe: str, root: str) -> dict[str, Any]:
     started = time.monotonic()
     entry = _entry(name)
     try:
-        entry["stdout"] = _PROBES[probe](root)[:MAX_BYTES]
+        text = _PROBES[probe](root)
+        entry["stdout"] = text[:MAX_BYTES]
+        entry["truncated"] = len(text) > MAX_BYTES or getattr(text, "truncated", False)
+        entry["stderr"] = getattr(text, "notes", "")
     except evidence_probes.NotHereError as error:
         entry["reason"] = str(error)
     except OSError as error:
@@ -107,11 +188,22 @@ def _joined(name: str, pattern: str, paths: list[str]) -> dict[str, Any]:
             entry["stderr"] += part["reason"] + "\n"
             continue
         text = part["stdout"]
+        if len(entry["stdout"]) + len(text) > MAX_BYTES:
+            entry["truncated"] = True
+            break
         entry["stdout"] += "# ==> {0} <==\n{1}{2}".format(path, text, "" if text.endswith("\n") else "\n")
         entry["truncated"] = entry["truncated"] or part["truncated"]
     if not entry["stdout"]:
         entry["reason"] = entry["stderr"].strip().splitlines()[0]
     return entry
+
+
+def _closed_folder(pattern: str) -> str:
+    """Return the folder above a pattern that this user may not list, or "": then no match means that there is none."""
+    folder = os.path.dirname(pattern)
+    while folder and not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    return "" if glob.has_magic(folder) or os.access(folder, os.R_OK | os.X_OK) else folder
 
 
 def _has_nvidia(root: str) -> bool:

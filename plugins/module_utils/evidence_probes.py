@@ -38,6 +38,8 @@ from typing import Any
 
 from ansible_collections.peerlane.gpu.plugins.module_utils import bounded
 
+# Below the limit that each source has (evidence_sources.MAX_BYTES).
+_LOG_BYTES = 2 * 1024 * 1024 - 1
 # Bytes of a PCI Express configuration space.
 _CONFIG_BYTES = 4096
 
@@ -90,7 +92,9 @@ def dmi(root: str) -> str:
             lines.append("{0}: {1}\n".format(name, text))
     if not lines:
         raise NotHereError("{0} is not there".format(folder))
-    return "".join(lines)
+    uuid = os.path.join(folder, "product_uuid")
+    hidden = os.path.exists(uuid) and not os.access(uuid, os.R_OK)
+    return bounded.text("".join(lines), notes="{0} needs root".format(uuid) if hidden else "")
 
 
 def pci(root: str) -> str:
@@ -173,12 +177,12 @@ def iommu(root: str) -> str:
 
 def kernel_log(root: str) -> str:
     """Return the kernel's messages of this boot."""
-    first = bounded.run(["dmesg"], 20, 2 * 1024 * 1024)
+    first = bounded.run(["dmesg"], 20, _LOG_BYTES, ends=True)
     if first["rc"] == 0 and first["stdout"].strip():
-        return str(first["stdout"])
-    second = bounded.run(["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager"], 20, 2 * 1024 * 1024)
+        return bounded.text(first["stdout"], first["truncated"])
+    second = bounded.run(["journalctl", "-k", "-b", "-o", "short-iso", "--no-pager"], 20, _LOG_BYTES, ends=True)
     if second["rc"] == 0 and second["stdout"].strip():
-        return str(second["stdout"])
+        return bounded.text(second["stdout"], second["truncated"], "from journalctl; {0}".format(_why(first)))
     raise NotHereError(_why(first))
 
 

@@ -13,6 +13,7 @@ Nothing here judges. ``kind``:
 ``where`` limits a source to machines that can have it: ``any``, ``gpu`` (an NVIDIA function on the bus), ``proxmox``,
 ``libvirt``, ``hypervisor`` (either of both).
 ``mask`` hides what must not leave the machine: what a pattern finds becomes its first group and ``[masked]``.
+``mask_serials`` does the same, unless serial numbers are asked for.
 Whole environments, keys and tokens are never read.
 """
 
@@ -27,16 +28,16 @@ TIMEOUT_S = 20
 MAX_BYTES = 2 * 1024 * 1024
 
 # Passwords and serial numbers of a VM's configuration. What a password stands in stays well-formed.
-_HIDE_IN_SETTINGS = r"(?m)^((?:(?:cur|new|del) )?cipassword: *)\S.*$|(\bserial=)[^,\s]+"
+_HIDE_IN_SETTINGS = r"(?m)^((?:(?:cur|new|del) )?(?:cipassword|sshkeys): *)\S.*$|(\bserial=)[^,\s]+"
 _HIDE_IN_ELEMENTS = (
     r"(\bpasswd=['\"])[^'\"]*|(<qemu:env\b[^>]{0,200}?\bvalue=['\"])[^'\"]*|(<entry name=['\"]serial['\"]>)[^<]*"
     r"|(<serial>)[^<]*"
 )
 
-# Serial numbers of GPUs and chassis, and the arguments behind a program's name, which may hold tokens.
-_HIDE_IN_GPUS = (
-    r"(?m)^([ \t]*(?:Chassis )?Serial Number[ \t]+: )(?!N/A|GPU requires)\S.*$|^([ \t]+Name[ \t]+: \S+ )\S.*$"
-)
+# The arguments behind a program's name, which may hold tokens, and the serial numbers of GPUs, chassis and PCI devices.
+_HIDE_IN_GPUS = r"(?m)^([ \t]+Name[ \t]+: \S+ )\S.*$"
+_SERIALS_OF_GPUS = r"(?m)^([ \t]*(?:Chassis )?Serial Number[ \t]+: )(?!N/A|GPU requires)\S.*$"
+_SERIALS_OF_PCI = r"(Device Serial Number )[0-9a-fA-F-]+"
 _HIDE_IN_LOG = r"(NVRM: .{0,40}[Ss]erial [Nn]umber(?:: | is ))\d+"
 
 SOURCES: tuple[dict[str, Any], ...] = (
@@ -65,9 +66,14 @@ SOURCES: tuple[dict[str, Any], ...] = (
     {"source": "sysfs.iommu", "kind": "probe", "probe": "iommu"},
     {"source": "proc.iomem", "kind": "file", "path": "/proc/iomem"},
     {"source": "proc.interrupts", "kind": "probe", "probe": "interrupts"},
-    {"source": "lspci.vvv", "kind": "command", "argv": ["lspci", "-Dvvvnn"]},
+    {
+        "source": "lspci.vvv",
+        "kind": "command",
+        "argv": ["lspci", "-Dvvvnn"],
+        "mask_serials": _SERIALS_OF_PCI,
+    },
     # --- kernel and boot
-    {"source": "kernel_log", "kind": "probe", "probe": "kernel_log", "mask": _HIDE_IN_LOG},
+    {"source": "kernel_log", "kind": "probe", "probe": "kernel_log", "mask_serials": _HIDE_IN_LOG},
     {"source": "etc.default.grub", "kind": "files", "path": "/etc/default/grub*"},
     {"source": "etc.kernel.cmdline", "kind": "file", "path": "/etc/kernel/cmdline"},
     {"source": "boot", "kind": "probe", "probe": "boot"},
@@ -93,6 +99,7 @@ SOURCES: tuple[dict[str, Any], ...] = (
         "argv": ["nvidia-smi", "-q"],
         "where": "gpu",
         "mask": _HIDE_IN_GPUS,
+        "mask_serials": _SERIALS_OF_GPUS,
     },
     {"source": "nvidia_smi.topo_m", "kind": "command", "argv": ["nvidia-smi", "topo", "-m"], "where": "gpu"},
     {"source": "nvidia_smi.topo_p2p_r", "kind": "command", "argv": ["nvidia-smi", "topo", "-p2p", "r"], "where": "gpu"},

@@ -24,6 +24,11 @@ options:
       - Seconds that one source may take. C(nvidia-smi) hangs where a GPU fell off the bus.
     type: int
     default: 20
+  serial_numbers:
+    description:
+      - Whether serial numbers of GPUs, chassis and PCI devices may leave the host. No verdict needs them.
+    type: bool
+    default: false
   save_to:
     description:
       - Folder on the controller. The snapshot goes to a folder of the host's inventory name in it.
@@ -101,12 +106,16 @@ from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources impo
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"timeout_s": {"type": "int", "default": 20}, "save_to": {"type": "path"}},
+        argument_spec={
+            "timeout_s": {"type": "int", "default": 20},
+            "serial_numbers": {"type": "bool", "default": False},
+            "save_to": {"type": "path"},
+        },
         supports_check_mode=True,
     )
     timeout_s = module.params["timeout_s"] or TIMEOUT_S
     started = time.monotonic()
-    entries = collect(timeout_s)
+    entries = collect(timeout_s, serials=module.params["serial_numbers"])
     module.exit_json(
         changed=False,
         collected_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
