@@ -128,6 +128,7 @@ SIGNATURES: tuple[tuple[str, str | Callable[[str], bool]], ...] = (
     ("kernel_log", r"^\[\s*\d{1,9}\.\d{4,6}\]\s|^<\d>\["),
     ("kernel_log", r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\]"),
     ("kernel_log", r"^(?:[A-Z][a-z]{2} +\d|\d{4}-\d\d).{5,60} kernel: |^NVRM: (?!version)"),
+    ("kernel_log", r"\bNVRM: Xid \("),
     ("kernel_log", r"^Kernel is locked down|^modprobe: (?:ERROR|FATAL)"),
     ("kernel_log", r"^dmesg: (?:read kernel buffer|klogctl)|^(?:kern|daemon)\s*:\w+\s*: \["),
     ("kernel_log", r"^\d{4}-\d\d-\d\dT\S+ (?:NVRM|nvidia|pci|vfio|Linux version)"),
