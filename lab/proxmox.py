@@ -71,6 +71,11 @@ def archive(node: str, passed: Sequence[Passed], notice: str) -> bytes:
         return packed.getvalue()
 
 
+def sources() -> str:
+    """Return all that an archive is made of, beside the GPUs that it names."""
+    return config_text([]) + (SOURCES / "proxmox_tools.py").read_text(encoding="utf-8") + NOTICE + STARTER
+
+
 def config_text(passed: Sequence[Passed]) -> str:
     """Return the config of VM 101, with these GPUs in the place of the made-up ones."""
     lines = (SOURCES / "101.conf").read_text(encoding="utf-8").splitlines()[1:]

@@ -32,6 +32,7 @@ MIB = 1024 * 1024
 BARS: Mapping[int, tuple[int, int]] = {0: (64 * MIB, 0x0), 1: (256 * MIB, 0xC), 3: (32 * MIB, 0xC)}
 IRQ_COUNTS = (1, 1, 0, 0, 0)  # INTx, MSI, MSI-X, error, request
 PAGE = 4096
+RECEIVE_BYTES = 65536
 
 # The places of a real RTX PRO 6000's capabilities, and the one that QEMU gives the approval capability.
 POWER, MSI, EXPRESS, VENDOR_OWN, APPROVAL, SERIAL = 0x40, 0x48, 0x60, 0x9C, 0xC8, 0x100
@@ -135,28 +136,23 @@ _BYTE_MASKS = {
 
 def serve(connection: socket.socket, device: vfio_user.Device) -> None:
     """Answer one client until it goes. File descriptors that it sends (memory, interrupts) are closed unused."""
+    held = bytearray()  # a message mostly comes in one piece; a guest that reads a whole space sends thousands
     with connection:
-        while (raw := _receive(connection, vfio_user.HEADER.size)) is not None:
-            head = vfio_user.header(raw)
-            payload = _receive(connection, head.payload_bytes)
-            if payload is None:
+        while True:
+            part, descriptors, _, _ = socket.recv_fds(connection, RECEIVE_BYTES, 8)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not part:
                 return
-            answer = vfio_user.answer(device, head, payload)
-            if answer is not None:
-                connection.sendall(answer)
-
-
-def _receive(connection: socket.socket, count: int) -> bytes | None:
-    """Return exactly `count` bytes, or None where the client has gone."""
-    parts = bytearray()
-    while len(parts) < count:
-        part, descriptors, _, _ = socket.recv_fds(connection, count - len(parts), 8)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
+            held += part
+            while len(held) >= vfio_user.HEADER.size:
+                head = vfio_user.header(held[: vfio_user.HEADER.size])
+                if len(held) < head.size:
+                    break
+                answer = vfio_user.answer(device, head, bytes(held[vfio_user.HEADER.size : head.size]))
+                del held[: head.size]
+                if answer is not None:
+                    connection.sendall(answer)
 
 
 def _listen(place: socket.socket, name: str, device: vfio_user.Device) -> None:

@@ -89,7 +89,7 @@ class Device(Protocol):
         """Go back to the state after power-on."""
 
 
-def header(raw: bytes) -> Header:
+def header(raw: bytes | bytearray) -> Header:
     """Read a header; one that no client sends is a ProtocolError."""
     message, command, size, flags, _ = HEADER.unpack(raw)
     if flags & TYPE_MASK:

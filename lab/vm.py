@@ -199,7 +199,8 @@ def _saved_fingerprint(scenario: Scenario, tree: Path) -> str:
     """Return eight hex digits that change with all that a saved state depends on, beside the disk below it."""
     words = qemu.arguments(scenario, name="", kernel="", initrd="", tap=0, mac="", uuid="", incoming=None)
     spaces = [simulated_gpus.config_space(int(gpu.device, 16), gpu.clique, 0) for gpu in scenario.gpus]
-    parts = (words, spaces, _files(scenario), _script(scenario), scenario.fingerprint, tree.name)
+    node = proxmox.sources() if scenario.proxmox else ""
+    parts = (words, spaces, _files(scenario), _script(scenario), node, scenario.fingerprint, tree.name)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
 
 
