@@ -1,1 +1,1 @@
-"""Disposable hosts to try Peerlane on: real systemd, SSH, apt and reboots, no GPU."""
+"""Disposable hosts to try Peerlane on: real systemd, SSH, apt and reboots; as virtual machines with simulated GPUs."""

@@ -15,8 +15,8 @@ from .system import LabError, Progress, install_requirements
 
 EXIT_OK, EXIT_USAGE, EXIT_FAILED = 0, 2, 3
 DESCRIPTION = (
-    "Disposable hosts on this machine to try Peerlane on: containers with real systemd, SSH, apt and reboots, "
-    "and without a GPU. State: $PEERLANE_LAB_DIR (default ~/.cache/peerlane/lab)."
+    "Disposable hosts on this machine to try Peerlane on: containers with real systemd, SSH, apt and reboots, without "
+    "a GPU; or virtual machines with simulated ones. State: $PEERLANE_LAB_DIR (default ~/.cache/peerlane/lab)."
 )
 
 
