@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.finding import Excerpt, Finding
@@ -100,7 +100,11 @@ def guest_of(hypervisor: Snapshot, config: VmConfig, fleet: Fleet) -> Snapshot |
 # --- finding a guest's home -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+# GPU device ids with their number: (("2bb5", 8),).
+Models = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class _Place:
     """One VM of the fleet, with what it can be told by."""
 
@@ -122,9 +126,10 @@ def _join(fleet: Fleet) -> dict[str, Home | str]:
     by_id = _index(places, lambda one: (one.home.config.vmid,))
     by_uuid = _index(places, lambda one: (one.uuid,))
     by_mac = _index(places, lambda one: one.macs)
+    hypervisors = {_short(one.host) for one in fleet.values() if one.vm.configs.known}
     found: dict[str, Home | str] = {}
     for guest in guests:
-        found[guest.host] = _told(guest, fleet, by_id, by_uuid, by_mac)
+        found[guest.host] = _told(guest, hypervisors, by_id, by_uuid, by_mac)
     _by_devices(guests, fleet, places, found)
     return found
 
@@ -167,19 +172,19 @@ def _index(places: Iterable[_Place], keys: Callable[[_Place], Iterable[str]]) ->
 
 def _told(
     guest: Snapshot,
-    fleet: Fleet,
+    hypervisors: Collection[str],
     by_id: Mapping[str, list[_Place]],
     by_uuid: Mapping[str, list[_Place]],
     by_mac: Mapping[str, list[_Place]],
 ) -> Home | str:
     """Return the home that the inventory, the UUID or a MAC address tells; "" where none of them says anything."""
     wanted, number = guest.inventory.get("hypervisor", ""), guest.inventory.get("vmid", "")
-    if wanted and not any(_same_host(wanted, host) for host, one in fleet.items() if one.vm.configs.known):
+    if wanted and _short(wanted) not in hypervisors:
         return f"the inventory says that it runs on {wanted}, which is not among the audited hypervisors"
 
     def there(candidates: Sequence[_Place]) -> list[_Place]:
         others = [one for one in candidates if one.home.host != guest.host]
-        return [one for one in others if _same_host(wanted, one.home.host)] if wanted else others
+        return [one for one in others if _short(wanted) == _short(one.home.host)] if wanted else others
 
     if number:
         candidates = there(by_id.get(number, ()))
@@ -196,8 +201,9 @@ def _told(
     return ""
 
 
-def _same_host(wanted: str, host: str) -> bool:
-    return wanted == host or wanted.partition(".")[0] == host.partition(".")[0]
+def _short(host: str) -> str:
+    """Return a host name without its domain: people mix both."""
+    return host.partition(".")[0].lower()
 
 
 def _only(candidates: Sequence[_Place], how: str, otherwise: str) -> Home | str:
@@ -215,60 +221,56 @@ def _by_devices(
     guests: Sequence[Snapshot], fleet: Fleet, places: Sequence[_Place], found: dict[str, Home | str]
 ) -> None:
     """Find homes for the guests that nothing told: by their GPUs, where exactly one guest fits exactly one VM."""
-    hosts = [host for host in fleet.values() if host.vm.configs.known]
     left = [guest for guest in guests if found[guest.host] == ""]
     if not left:
         return
+    hosts = [host for host in fleet.values() if host.vm.configs.known]
     taken = {home.key for home in found.values() if isinstance(home, Home)}
-    known = {one.home.key: one for one in places}
+    with_gpus = {(host.host, config.vmid) for host in hosts for config, _ in gpu_vms(host)}
     free = [
-        known[(host.host, config.vmid)]
-        for host in hosts
-        for config, _ in gpu_vms(host)
-        if (host.host, config.vmid) not in taken and config.running.value is not False
+        one
+        for one in places
+        if one.home.key in with_gpus and one.home.key not in taken and one.home.config.running.value is not False
     ]
-    by_devices: dict[tuple[tuple[str, int], ...], list[_Place]] = defaultdict(list)
-    for one in free:
-        models = _models_of_vm(fleet[one.home.host], one.home.config)
-        if models:
-            by_devices[models].append(one)
+    models_of = {one.home.key: _models_of_vm(fleet[one.home.host], one.home.config) for one in free}
     rivals = Counter(models for guest in left if (models := _models_of_guest(guest)))
+    # A VM with a UUID of its own is surely not that of a guest with another one, and the same goes for addresses.
+    candidates = {
+        (uuid, macs): [one for one in free if not (uuid and one.uuid) and not (macs and one.macs)]
+        for uuid in (False, True)
+        for macs in (False, True)
+    }
+    fitting: dict[tuple[bool, bool, Models], list[_Place]] = defaultdict(list)
+    for (uuid, macs), ones in candidates.items():
+        for one in ones:
+            fitting[uuid, macs, models_of[one.home.key]].append(one)
     for guest in left:
-        mine = [one for one in free if one.home.host != guest.host and not _another(guest, one)]
-        if not hosts or all(host.host == guest.host for host in hosts):
+        if not hosts or all(host.host == guest.host for host in hosts[:2]):
             found[guest.host] = "its hypervisor is not among the audited hosts"
             continue
+        kind = (bool(_uuid_of(guest)), bool(guest.machine.macs.value))
+        models = _models_of_guest(guest)
+        mine = [one for one in candidates[kind][:3] if one.home.host != guest.host]
+        same = [one for one in fitting.get((*kind, models), [])[:3] if one.home.host != guest.host] if models else []
         if not mine:
             found[guest.host] = _why_not(guest, fleet)
-            continue
-        models = _models_of_guest(guest)
-        same = [one for one in mine if one in by_devices.get(models, ())] if models else []
-        if len(same) == 1 and rivals[models] == 1:
+        elif len(same) == 1 and rivals[models] == 1:
             found[guest.host] = replace(same[0].home, how=f"its {_words(models)}, which only this VM has")
         elif len(mine) == 1 and len(left) == 1:
             found[guest.host] = replace(mine[0].home, how="being the only guest, and this the only VM with GPUs")
         else:
-            found[guest.host] = _ambiguous(guest, models, mine, len(left))
-
-
-def _another(guest: Snapshot, place: _Place) -> bool:
-    """Whether a VM is surely another machine than this guest."""
-    uuid = _uuid_of(guest)
-    if uuid and place.uuid:
-        return uuid != place.uuid
-    macs = set(guest.machine.macs.value or ())
-    return bool(macs and place.macs and not macs & place.macs)
+            found[guest.host] = _ambiguous(guest, models, candidates[kind], len(left))
 
 
 def _why_not(guest: Snapshot, fleet: Fleet) -> str:
-    if not any(True for host in fleet.values() if host.vm.configs.value and host.host != guest.host):
+    if not any(host.vm.configs.value and host.host != guest.host for host in fleet.values()):
         return "no audited hypervisor has a VM with GPUs"
     if guest.machine.smbios_uuid.known:
         return "no audited hypervisor has a VM with this guest's SMBIOS UUID"
     return "no VM with GPUs of an audited hypervisor is left for it"
 
 
-def _ambiguous(guest: Snapshot, models: tuple[tuple[str, int], ...], places: Sequence[_Place], waiting: int) -> str:
+def _ambiguous(guest: Snapshot, models: Models, places: Sequence[_Place], waiting: int) -> str:
     missing = guest.machine.smbios_uuid.reason or "it is in no VM's smbios1 line"
     fits = f"{len(places)} VMs with GPUs" if len(places) > 1 else f"VM {places[0].home.config.vmid}"
     others = f" and {waiting} guests" if waiting > 1 else ""
@@ -279,24 +281,24 @@ def _ambiguous(guest: Snapshot, models: tuple[tuple[str, int], ...], places: Seq
     )
 
 
-def _words(models: tuple[tuple[str, int], ...]) -> str:
+def _words(models: Models) -> str:
     return " and ".join(f"{count} GPU(s) 10de:{device}" for device, count in models)
 
 
-def _models_of_guest(guest: Snapshot) -> tuple[tuple[str, int], ...]:
+def _models_of_guest(guest: Snapshot) -> Models:
     if not guest.pci.complete:
         return ()
     return _counted([one.device for one in guest.pci.gpus()])
 
 
-def _models_of_vm(host: Snapshot, config: VmConfig) -> tuple[tuple[str, int], ...]:
+def _models_of_vm(host: Snapshot, config: VmConfig) -> Models:
     lines = gpu_lines(host, config)
     if any(one.display is None for one in lines):
         return ()
     return _counted([one.display.device for one in lines if one.display])
 
 
-def _counted(devices: Sequence[str | None]) -> tuple[tuple[str, int], ...]:
+def _counted(devices: Sequence[str | None]) -> Models:
     known = [one for one in devices if one]
     return tuple(sorted(Counter(known).items())) if len(known) == len(devices) else ()
 
