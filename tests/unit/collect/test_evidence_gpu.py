@@ -11,8 +11,10 @@ from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources impo
 
 
 def masked(source: str, text: str) -> str:
-    pattern = next(one["mask"] for one in SOURCES if one["source"] == source)
-    return re.sub(pattern, evidence._mask, text)
+    (one,) = (one for one in SOURCES if one["source"] == source)
+    for key in ("mask", "mask_serials"):
+        text = re.sub(one[key], evidence._mask, text) if key in one else text
+    return text
 
 
 @pytest.mark.parametrize(
