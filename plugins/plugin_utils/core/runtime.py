@@ -85,13 +85,15 @@ class EngineLog:
     """What one engine log tells. Empty strings and None: not told.
 
     ``custom_all_reduce``: no_p2p (switched off: no peer access or a failed test), many_pcie (switched off: more than
-    two GPUs without NVLink), failed (it ended the engine). ``listening``: it said that it serves.
+    two GPUs without NVLink), failed (it ended the engine). ``listening``: its start-up is complete, which comes before
+    the bind in some releases. ``serving``: a line shows that it took its address or answered.
     """
 
     source: str
     cause: Cause | None = None
     stage: str = ""
     listening: bool = False
+    serving: bool = False
     component: str = ""
     unknown_arguments: tuple[str, ...] = ()
     port: int | None = None

@@ -265,6 +265,10 @@ def _short(line: str, most: int = 240) -> str:
 # What a request can make an engine say that goes on serving.
 _OF_REQUESTS = ("other", "arguments", "permission", "host_memory")
 _LISTENING = re.compile(r"listening on http|Application startup complete|fired up and ready to roll")
+# What an engine says only when it has its address, or has answered.
+_SERVING = re.compile(
+    r"listening on http|fired up and ready to roll|Uvicorn running on|HTTP/1\.1\" 200|Avg generation throughput"
+)
 _COMPONENT = re.compile(r"\b(EngineCore|APIServer|Worker|Scheduler)(?:_\w+)?(?: pid=(\d+)|\b)")
 _JOURNAL = re.compile(r"(?:vllm|sglang|python\d?)\[(\d+)\]: ")
 _UNKNOWN_ARGUMENTS = re.compile(r"unrecognized arguments: (.+)")
@@ -307,6 +311,7 @@ def read(text: str, source: str) -> EngineLog:
         cause=found,
         stage=stage(rows),
         listening=served >= 0,
+        serving=served >= 0 and any(_SERVING.search(row[:_LONGEST]) for row in rows[served:]),
         component=told.get("component", ""),
         unknown_arguments=_arguments(arguments),
         port=int(told["port"]) if "port" in told else None,

@@ -298,7 +298,7 @@ def _bandwidth(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     for one in runs:
         found = list(_judge_bandwidth(snapshot, one))
         yield from found
-        if not any(given.state in ("fail", "warn") for given in found):
+        if not any(given.state in ("fail", "warn", "unknown") for given in found):
             yield _sound(one)
 
 
@@ -395,6 +395,16 @@ def _against_link(
     subject = f"{one.source} {'both ways' if both else 'one way'}"
     limit = number("p2p.link_limit_mbps") / 1000 * (2 if both else 1)
     over = {pair: speed for pair, speed in usable.items() if speed > limit}
+    if over and nvlink is None:
+        yield verdict(
+            "unknown",
+            f"{max(over.values()):.1f} GB/s between {shown(list(over), 3)} is more than PCI Express 5.0 x16 carries; "
+            "whether NVLink connects them is not known",
+            evidence,
+            subject=subject,
+            reason="neither nvidia-smi topo -m nor the names of the GPUs tell of NVLink",
+        )
+        return
     if over and nvlink is False:
         yield verdict(
             "warn",

@@ -158,11 +158,19 @@ def _ended(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     for log in logs.value:
         if log.cause is not None:
             yield _judge_end(snapshot, log)
-        elif log.listening:
+        elif log.serving:
             yield verdict(
                 "pass", "The engine says that it serves", Excerpt(log.source, log.stage or "listening"),
                 subject=log.source,
             )  # fmt: skip
+        elif log.listening:
+            yield verdict(
+                "unknown",
+                "The engine started up; whether it serves is not known",
+                Excerpt(log.source, "Application startup complete."),
+                subject=log.source,
+                reason="the start-up line comes before the bind: ask /health, then a known prompt",
+            )
         else:
             stage = f"; it was at: {log.stage}" if log.stage else ""
             yield verdict(
@@ -431,7 +439,7 @@ def _ends(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             yield _judge_hang(snapshot, log)
     if not any(log.hung for log in logs.value):
         ended = any(one.backend == "nccl-tests" and one.complete for x in snapshot.measurements.values() for one in x)
-        served = any(log.listening for log in snapshot.services.logs.value or ())
+        served = any(log.serving for log in snapshot.services.logs.value or ())
         if ended or served:
             yield verdict("pass", "No log tells of a collective that hung", logs)
         else:
@@ -613,7 +621,13 @@ def _interfaces(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if not bad:
         first = told[0]
         network = f", network {first.network}" if first.network else ""
-        yield verdict("pass", f"NCCL starts over {first.bootstrap_interface or 'a local interface'}{network}", logs)
+        # Only a log that goes on to the paths has named all interfaces.
+        state = "pass" if any(log.transports for log in told) else "info"
+        yield verdict(
+            state,  # type: ignore[arg-type]
+            f"NCCL starts over {first.bootstrap_interface or 'a local interface'}{network}",
+            logs,
+        )
 
 
 def _tunnels() -> frozenset[str]:

@@ -184,6 +184,8 @@ def test_behind_a_serving_line_a_complaint_about_a_request_ends_nothing():
     served = "INFO:     Application startup complete.\n"
     assert engine_log.read(served + "ValueError: prompt too long\n", "x").cause is None
     assert engine_log.read("RuntimeError: first try\n" + served, "x").cause is None
+    assert not engine_log.read(served, "x").serving
+    assert engine_log.read(served + "INFO:     Uvicorn running on http://0.0.0.0:8000 (Press", "x").serving
     assert engine_log.read(served + "torch.OutOfMemoryError: CUDA out of memory.\n", "x").cause.kind == "gpu_memory"
 
 

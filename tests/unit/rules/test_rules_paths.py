@@ -138,7 +138,7 @@ ISLANDS = table(
         ("D9", bare(tests={"p2p": (simple(6.3, True),)}), "warn", "only 6.30 GB/s"),
         ("D9", bare(tests={"p2p": (simple(103.0, None, "NVIDIA RTX PRO 6000"),)}), "warn", "no such transfer"),
         ("D9", bare(tests={"p2p": (simple(103.0, True),)}, topology=b.topology(2, "NV4")), "pass", "103.0"),
-        ("D9", bare(tests={"p2p": (simple(103.0, True),)}), "pass", "103.0"),
+        ("D9", bare(tests={"p2p": (simple(103.0, True),)}), "unknown", "whether NVLink"),
         ("D9", bare(tests=copied(*pair(26.0, complete=False))), "unknown", "in part"),
         ("D9", bare(), "unknown", "not measured"),
         ("D9", b.guest(1), "not_applicable", "1 GPU"),

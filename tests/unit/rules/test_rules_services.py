@@ -99,7 +99,8 @@ NOTHING = b.snapshot("bare_metal")
         ("S1", logged("gpu_busy"), "fail", "refused by a GPU"),
         ("S1", logged("other"), "fail", "ended with an error"),
         ("S1", logged("a class of tomorrow"), "fail", "ended with an error"),
-        ("S1", logged(listening=True, stage="listening"), "pass", "serves"),
+        ("S1", logged(listening=True, serving=True, stage="listening"), "pass", "serves"),
+        ("S1", logged(listening=True, stage="listening"), "unknown", "before the bind"),
         ("S1", logged(stage="weights 2 of 8"), "unknown", "weights 2 of 8"),
         ("S1", NOTHING, "unknown", "not collected"),
         # S2
@@ -125,7 +126,7 @@ NOTHING = b.snapshot("bare_metal")
         ("S4", NOTHING, "unknown", "not collected"),
         (
             "S4",
-            b.snapshot(None, nccl=nccl("2.26.5"), services=Services(logs=b.fact((EngineLog("x", listening=True),)))),
+            b.snapshot(None, nccl=nccl("2.26.5"), services=Services(logs=b.fact((EngineLog("x", serving=True),)))),
             "pass",
             "No log tells",
         ),
@@ -152,7 +153,7 @@ NOTHING = b.snapshot("bare_metal")
         (
             "S6",
             b.snapshot(None, nccl=nccl(socket_interfaces=("eno1",), bootstrap_interface="eno1", network="IB")),
-            "pass",
+            "info",
             "eno1, network IB",
         ),
         (
@@ -161,6 +162,7 @@ NOTHING = b.snapshot("bare_metal")
             "fail",
             "over the network",
         ),
+        ("S6", b.snapshot(None, nccl=nccl(bootstrap_interface="eno1", transports={"P2P/CUMEM": 2})), "pass", "eno1"),
         ("S6", NOTHING, "unknown", "not collected"),
         # S7
         ("S7", unit("/c:/usr/bin:/bin:/bin"), "warn", "not its bin"),
