@@ -107,6 +107,7 @@ class EngineLog:
     driver_cuda: str = ""
     tensor_parallel_ranks: tuple[int, ...] = ()
     pid: int | None = None
+    prefix: str = ""  # what stands before the telling line: a container's name, a time, a place in the source
 
 
 @dataclass(frozen=True)

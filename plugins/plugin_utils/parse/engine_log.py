@@ -325,7 +325,17 @@ def read(text: str, source: str) -> EngineLog:
         driver_cuda=_cuda(told["driver_cuda"]) if "driver_cuda" in told else "",
         tensor_parallel_ranks=tuple(sorted(ranks)),
         pid=int(told["pid"]) if "pid" in told else None,
+        prefix=_prefix(rows, found),
     )
+
+
+def _prefix(rows: Sequence[str], found: Cause | None) -> str:
+    """Return what stands before the line of the cause."""
+    if found is None:
+        return ""
+    line = found.line.removesuffix("...")
+    row = next((row for row in rows if line in row[:_LONGEST]), "")
+    return row[: row.find(line)]
 
 
 def _serves(row: str) -> bool:

@@ -178,6 +178,7 @@ def test_a_port_and_its_owner_come_out_behind_the_prefix_of_a_ci_system():
     assert (made.port, made.port_owner, made.listening) == (4431, "66 pt_main_thread", True)
     assert made.cause.kind == "port_in_use"
     assert made.cause.line.startswith("ERROR:")
+    assert made.prefix == "| [2024-09-05T00:38:34Z] "
 
 
 def test_behind_a_serving_line_a_complaint_about_a_request_ends_nothing():
