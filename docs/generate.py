@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, str] = {
     "F": "driver and GPUs",
     "G": "runtime and containers",
     "H": "the machine around the GPUs",
+    "S": "serving engines and collectives",
 }
 RESTARTS: Mapping[str, str] = {
     "none": "at once",

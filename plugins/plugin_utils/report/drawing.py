@@ -24,6 +24,7 @@ _MOST_LEAVES = 96
 _MOST_BRIDGES = 16  # between a device and the root; a loop of parents ends here
 
 _SWITCHED, _BRIDGED, _NODE = ("PIX", "PXB"), ("PIX", "PXB", "PHB"), ("PIX", "PXB", "PHB", "NODE")
+_OVER_PCIE = (*_NODE, "SYS")
 _NVSWITCH_CLASS = "0680"
 
 
@@ -74,6 +75,11 @@ class Drawing:
     panels: tuple[Panel, ...]
     notes: tuple[str, ...]
     source: str
+
+    @property
+    def has_links(self) -> bool:
+        """Whether the width of any link is told."""
+        return any(box.link for panel in self.panels for box in panel.boxes)
 
 
 def draw(snapshot: Snapshot) -> Drawing | None:
@@ -237,7 +243,7 @@ def _short_name(name: str) -> str:
     """Return the model in brackets where lspci gives one, else the last words."""
     found = re.findall(r"\[([^\]]{3,60})\]", name)
     models = [one for one in found if not re.fullmatch(r"[0-9a-f]{4}(:[0-9a-f]{4})?", one)]
-    return str(models[-1]) if models else name.rpartition(": ")[2]
+    return str(models[-1]) if models else name.rpartition(": ")[2].removeprefix("NVIDIA Corporation ")
 
 
 def _link(one: PciFunction) -> tuple[str, bool]:
@@ -276,7 +282,12 @@ def _from_topology(snapshot: Snapshot, topology: Topology) -> Drawing:
     rank = {name: at for at, group in enumerate(whole) for name in group}
     whole = components(names, [*ties, *((group[0], name) for group in whole for name in group)]) if ties else whole
     panels = []
+    placed = {name for pair, code in topology.links.items() if code in _OVER_PCIE for name in pair}
+    placed |= {gpu for gpu, node in topology.numa_affinity.items() if node}
+    lost = [name for name in names if name not in placed]
     for group in sorted(whole, key=lambda one: rank[one[0]]):
+        if not placed.intersection(group):
+            continue
         ports = []
         for bridge in _groups(group, topology, _BRIDGED):
             port = _Node("port", "host bridge")
@@ -287,9 +298,13 @@ def _from_topology(snapshot: Snapshot, topology: Topology) -> Drawing:
         told = {topology.numa_affinity.get(one) for one in group if one in topology.gpus}
         place = told.pop() if len(told) == 1 else None
         panels.append(_panel(_node_title(place or ""), ports))
+    if lost:
+        panels.append(_panel("place not told", [_Node(*_named(one, topology)) for one in lost]))
     notes = [
         "Drawn from nvidia-smi topo -m, which names no ports: host bridges and switches are inferred from its codes."
     ]
+    if topology.truncated:
+        notes.append("The matrix was cut: what its missing rows tell is missing here too.")
     if any(code.startswith("NV") for code in topology.links.values()):
         notes.append("Between GPUs with NVLink it does not tell the PCIe path.")
     if snapshot.role.value == "guest":
@@ -336,6 +351,7 @@ class _Sheet:
 def _panel(title: str, nodes: Sequence[_Node]) -> Panel:
     sheet = _Sheet()
     last = 0
+    left = _LEAF if any(node.kind == "port" for node in nodes) else _PORT
     for node in nodes:
         if node.kind == "port":
             node.link = ""  # there is no room beside its name; its device shows the same link
@@ -344,8 +360,8 @@ def _panel(title: str, nodes: Sequence[_Node]) -> Panel:
             _beside(sheet, node.children, last)
         else:
             last = sheet.row * _ROW + 8 + _BOX // 2
-            sheet.lines.append(f"M{_TRUNK} {last}H{_LEAF}")
-            _place(sheet, node, _LEAF)
+            sheet.lines.append(f"M{_TRUNK} {last}H{left}")
+            _place(sheet, node, left)
     sheet.lines.append(f"M{_TRUNK} 0V{last}")
     return Panel(clean(title), sheet.row * _ROW + 4, tuple(sheet.boxes), tuple(sheet.lines))
 

@@ -91,6 +91,7 @@ def _extra(host: HostStory) -> list[tuple[str, str]]:
     machine, kernel = snapshot.machine, snapshot.kernel
     system = " ".join(part for part in (machine.os_id.value, machine.os_version.value) if part)
     rows = [
+        ("role not known", host.role.partition(": ")[2]),
         ("machine", " ".join(part for part in (machine.sys_vendor.value, machine.product_name.value) if part)),
         ("CPU", snapshot.cpu.model_name.value or ""),
         ("system", system),

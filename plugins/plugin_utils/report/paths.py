@@ -69,6 +69,11 @@ class Table:
         return (cell for row in self.rows for cell in row if cell.state != "self")
 
     @property
+    def reached(self) -> bool:
+        """Whether any cell stands on a rung."""
+        return any(cell.rung is not None for cell in self.cells)
+
+    @property
     def codes(self) -> dict[str, str]:
         """Return the codes that occur, with their meanings."""
         seen = {part for cell in self.cells for part in cell.code.split("/")}

@@ -278,6 +278,8 @@ def _driver(snapshot: Snapshot) -> str:
         flavour = f", {driver.loaded_flavour.value} modules" if driver.loaded_flavour.known else ""
         cuda = f", CUDA {smi.cuda_version}" if smi and smi.cuda_version else ""
         return f"{version}{flavour}{cuda}"
+    if smi is not None and smi.state == "ok":
+        return "works, its version is not told"
     if smi is not None:
         return f"not working ({smi.state.replace('_', ' ')})"
     return f"not known ({driver.smi.reason or 'nvidia-smi was not run'})"

@@ -139,3 +139,16 @@ def test_cards_of_topo_m_have_the_names_of_its_legend() -> None:
 def test_nothing_known_is_no_drawing() -> None:
     assert drawing.draw(b.snapshot(None)) is None
     assert drawing.draw(b.snapshot("bare_metal", pci=b.pci())) is None
+
+
+def test_gpus_whose_rows_were_cut_have_no_place() -> None:
+    names = tuple(f"GPU{at}" for at in range(4))
+    links = {("GPU0", "GPU1"): "PIX", ("GPU1", "GPU0"): "PIX", ("GPU0", "GPU2"): "NV6", ("GPU2", "GPU0"): "NV6"}
+    topology = b.fact(Topology(names, links=links, truncated=True))
+    made = draw(b.snapshot("bare_metal", topology=topology))
+
+    assert [(panel.title, titles(panel)) for panel in made.panels] == [
+        ("NUMA node not told", ["host bridge", "PCIe switch", "GPU 0", "GPU 1"]),
+        ("place not told", ["GPU 2", "GPU 3"]),
+    ]
+    assert any("was cut" in note for note in made.notes)
