@@ -32,21 +32,25 @@ def _file(name: str) -> Mapping[str, Any]:
     return data
 
 
+@functools.cache
 def number(name: str) -> int:
     """Return a threshold of ``thresholds.yml``; its unit stands beside it there."""
     return int(_file("thresholds.yml")["numbers"][name]["value"])
 
 
+@functools.cache
 def version(name: str) -> tuple[int, ...]:
     """Return a version of ``thresholds.yml`` as numbers that compare."""
     return version_tuple(str(_file("thresholds.yml")["versions"][name]["value"]))
 
 
+@functools.cache
 def version_text(name: str) -> str:
     """Return a version of ``thresholds.yml`` as it is written."""
     return str(_file("thresholds.yml")["versions"][name]["value"])
 
 
+@functools.cache
 def names(name: str) -> frozenset[str]:
     """Return a list of ``thresholds.yml`` for membership tests."""
     return frozenset(str(one) for one in _file("thresholds.yml")["lists"][name]["value"])

@@ -397,6 +397,13 @@ def _cumem(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             severity="medium",
             fix=fix,
         )
+    elif first <= found < fixed and not snapshot.machine.container.known:
+        yield verdict(
+            "unknown",
+            f"Whether NCCL {release.value} may allocate its host buffers here is not known",
+            release,
+            reason="it needs NUMA calls that a container may forbid; whether this is one was not read",
+        )
     else:
         yield verdict("pass", f"NCCL {release.value} finds its way to host buffers here", release)
 
@@ -714,5 +721,7 @@ def _conf_files(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             f"NCCL's files set {listed([f'{one.name}={one.value} ({one.origin})' for one in rest])}",
             _settings(rest),
         )
+    elif not literal and not clashes and not settings.source.startswith("etc.nccl.conf"):
+        yield verdict("unknown", "What NCCL's files hold is not known", settings, reason="/etc/nccl.conf was not read")
     elif not literal and not clashes:
         yield verdict("pass", "No file of NCCL changes paths, algorithms or protocols", settings)

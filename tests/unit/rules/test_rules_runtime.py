@@ -170,6 +170,8 @@ NOTHING = b.snapshot("bare_metal")
             "pass",
             "switched off",
         ),
+        ("G5", b.snapshot("guest", nccl=nccl("2.25.1")), "unknown", "a container may forbid"),
+        ("G5", b.snapshot("guest", machine=HOST, nccl=nccl("2.25.1")), "pass", "2.25.1"),
         ("G5", b.snapshot("guest", nccl=nccl()), "unknown", "no log names it"),
         # G6
         ("G6", visible("0,1"), "pass", "2 GPUs"),
