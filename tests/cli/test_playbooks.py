@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,23 @@ def test_a_plan_without_an_audit_is_refused(environment, tmp_path):
 
     assert code == 2
     assert "no audit of this host has run; run peerlane.gpu.host_evidence first" in said
+
+
+def test_an_audit_keeps_what_the_inventory_says_of_a_guests_home(environment, tmp_path):
+    (tmp_path / "hosts.yml").write_text(
+        "all:\n  hosts:\n    gpu-vm:\n      ansible_connection: local\n      ansible_become: false\n"
+        f"      ansible_python_interpreter: {sys.executable}\n      node: pve7\n"
+        "      peerlane_hypervisor: '{{ node }}'\n      peerlane_vmid: 101\n"
+    )
+    subprocess.run(
+        ["ansible-playbook", "peerlane.gpu.audit", "-i", "hosts.yml", "-e", "peerlane_save_to=snapshots"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    manifest = json.loads((tmp_path / "snapshots/gpu-vm/manifest.json").read_text())
+
+    assert manifest["inventory"] == {"hypervisor": "pve7", "vmid": "101"}

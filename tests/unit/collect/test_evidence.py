@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -13,6 +14,8 @@ from ansible_collections.peerlane.gpu.plugins.module_utils import bounded, evide
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import SOURCES
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core import evidence as evidence_room
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, snapshot
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import join
 
 
 @pytest.fixture
@@ -410,3 +413,31 @@ def test_memory_lists_pools_nodes_and_what_shares_it(tree):
 
 def test_cpu_time_leaves_out_the_long_lines(tree, process):
     assert evidence_probes.cpu_time(str(tree)) == "cpu  1 2 3 4 5 6 7 8 9 10\nbtime 1700000000\n"
+
+
+def test_what_the_inventory_says_survives_saving_and_reaches_the_join(tmp_path):
+    guest = evidence_room.from_module(
+        "vm",
+        {
+            "inventory": {"hypervisor": "pve1", "vmid": "101"},
+            "evidence": [{"source": "detect_virt.vm", "rc": 0, "stdout": "kvm\n"}],
+        },
+    )
+    conf = {"source": "pve.conf.101", "path": "/etc/pve/qemu-server/101.conf", "stdout": "cpu: host\nmemory: 4096\n"}
+    for one in (guest, evidence_room.from_module("pve1", {"evidence": [conf]})):
+        evidence_room.save(one, tmp_path / one.host)
+    assert evidence_room.load(tmp_path / "vm") == guest
+
+    fleet = {one.host: snapshot.build(one) for one in intake.read([tmp_path])}
+
+    found = join.home_of(fleet["vm"], fleet)
+    assert isinstance(found, join.Home)
+    assert (found.key, found.how) == (("pve1", "101"), "the inventory")
+
+
+@pytest.mark.parametrize("given", [["pve1"], "pve1", 7])
+def test_an_inventory_of_an_odd_kind_counts_as_none(tmp_path, given):
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"schema": "peerlane.evidence/1", "host": "h", "inventory": given, "evidence": []})
+    )
+    assert evidence_room.load(tmp_path).inventory == {}
