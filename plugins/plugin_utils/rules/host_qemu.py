@@ -62,7 +62,8 @@ def _p2p_map(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if found:
         return
     if snapshot.role.value != "hypervisor":
-        yield verdict("not_applicable", "No VM was seen here", reason="this is not known to be a hypervisor")
+        reason = snapshot.role.reason or "the log of a VM's start was not read"
+        yield verdict("unknown", "Whether QEMU could map the GPUs' memory is not known", reason=reason)
         return
     vms = [config.vmid for config, lines in gpu_vms(snapshot) if len(lines) > 1]
     if snapshot.vm.configs.known and not vms:

@@ -490,7 +490,7 @@ def _reset_fix(bdf: str, function: PciFunction | None) -> Fix:
 @rule(
     "C20",
     "vfio-idle-d3",
-    title="vfio-pci does not put an unused GPU to sleep where resets fail",
+    title="An unused GPU is not put to sleep by vfio-pci where resets fail",
     roles=("hypervisor",),
     severity="low",
     looks_at=("module_parameters", "kernel_log"),
