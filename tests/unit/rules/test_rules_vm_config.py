@@ -112,6 +112,7 @@ RUNS = ("-cpu", "host,+kvm_pv_eoi", "-device", "vfio-pci,host=0000:01:00.0,id=ho
         ("B7", b.hypervisor(b.vm_config("0000:01:00.0,pcie=on")), "pass", "pcie=1"),
         ("B7", b.hypervisor(b.vm_config("0000:01:00.0", machine="pc")), "not_applicable", "B6"),
         ("B7", b.hypervisor(b.vm_config("0000:01:00.0", excerpt=True)), "unknown", "excerpt"),
+        ("B7", b.hypervisor(b.vm_config(*TWO, excerpt=True)), "unknown", "there may be others"),
         # B8: the slot 01:00 has two functions here
         (
             "B8",

@@ -143,6 +143,7 @@ LARGE = {"memory": "65536"}
             "fail",
             "vhost refused",
         ),
+        ("B21", b.hypervisor(b.vm_config(*TWO, excerpt=True)), "unknown", "only an excerpt"),
         ("B21", UNREAD, "unknown", "not collected"),
         # B23
         ("B23", ports(32, 16), "info", "32 GT/s by its port of 16 GT/s"),
