@@ -77,7 +77,8 @@ def purge(paths: Paths, progress: Progress) -> None:
             f"{paths.root}: hosts are left ({', '.join(sorted(existing_names(paths)))}), so nothing is purged"
         )
     images = str(paths.images)
-    if paths.images.is_relative_to(paths.root) and f"lowerdir={images}/" in Path("/proc/mounts").read_text():
+    in_use = f"lowerdir={images}/" in Path("/proc/mounts").read_text() or vm.uses(paths.images)
+    if paths.images.is_relative_to(paths.root) and in_use:
         raise LabError(f"{images}: hosts of another lab use these images, so nothing is purged; take them down first")
     if paths.root.is_dir():
         shutil.rmtree(paths.root)
@@ -104,8 +105,11 @@ def status(paths: Paths, faults_of: Callable[[Paths, State, str], tuple[str, ...
             word = (
                 "running" if container.answers_ssh(row.address, timeout_s=5 if host.kind == "vm" else 1) else "no-ssh"
             )
-            since = cgroups.started_at(pid)
-            row = replace(row, state=word, since=since, faults=faults_of(paths, state, name))
+            try:
+                active = faults_of(paths, state, name)
+            except LabError:  # a guest that gives no answer must not hide the other hosts
+                active = ("unknown",)
+            row = replace(row, state=word, since=cgroups.started_at(pid), faults=active)
         rows.append(row)
     return rows
 
@@ -209,7 +213,7 @@ def _is_up(paths: Paths, host: Host, number: int, progress: Progress) -> bool:
     if not is_running(paths, host):
         return False
     address = network.address(number, host.octet)
-    if any(container.answers_ssh(address) for _ in range(3)):
+    if any(container.answers_ssh(address, 10 if host.kind == "vm" else 2) for _ in range(3)):
         progress(f"{host.name}: is up at {address}")
         return True
     progress(f"{host.name}: runs but SSH at {address} does not answer; starting it anew")

@@ -106,7 +106,7 @@ def connected(folder: Path, name: str, timeout_s: float) -> Iterator[socket.sock
     except TimeoutError as error:
         raise LabError(f"{folder.name}: {name} gave no answer within {timeout_s:g} s") from error
     except OSError as error:
-        raise LabError(f"{folder.name}: {name}: {error.strerror}") from error
+        raise LabError(f"{folder.name}: {name}: {error.strerror or error}") from error
     finally:
         connection.close()
         os.close(descriptor)

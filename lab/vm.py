@@ -35,6 +35,7 @@ SAVED_MIB = 1200
 INTERFACE = "eth0"
 NODE_BEFORE = "peerlane-lab-node"
 TUN = Path("/dev/net/tun")
+COMM = qemu.PROGRAM[:15]  # the kernel keeps so much of a process's name
 # linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _TAP = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
@@ -71,7 +72,7 @@ def leader(paths: Paths, name: str) -> int | None:
     """Return the process id of the host's QEMU, or None where it does not run."""
     for pid in cgroups.processes(paths.lab_id, name):
         try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == qemu.PROGRAM[:15]:  # the kernel keeps 15 characters
+            if Path(f"/proc/{pid}/comm").read_text().strip() == COMM:
                 return pid
         except OSError:
             continue
@@ -81,6 +82,17 @@ def leader(paths: Paths, name: str) -> int | None:
 def is_running(paths: Paths, name: str) -> bool:
     """Tell whether the host's QEMU runs."""
     return leader(paths, name) is not None
+
+
+def uses(images: Path) -> bool:
+    """Tell whether a virtual machine of any lab runs from these images."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text().strip() == COMM and (process / f"root{qemu.IMAGES}").samefile(images):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def make(paths: Paths, host: Host, progress: Progress) -> None:
@@ -272,7 +284,8 @@ def _in_guest(agent: qemu.Agent, script: str, given: bytes = b"") -> str:
 def _launch(paths: Paths, host: Host, tree: Path, disk: str, tap: str, mac: str, incoming: str | None) -> None:
     """Start the simulated GPUs and QEMU in the host's control group."""
     folder = paths.host(host.name)
-    (folder / "gpus.ready").unlink(missing_ok=True)
+    for name in ("gpus.ready", qemu.MONITOR, qemu.AGENT):
+        (folder / name).unlink(missing_ok=True)
     argv = [sys.executable, "-m", simulated_gpus.__name__, str(folder)]
     package_folder = Path(__file__).parents[2]
     _spawn(paths, host.name, argv, "gpus.log", env={"PYTHONPATH": str(package_folder)})
@@ -400,6 +413,7 @@ def _personalise(paths: Paths, host: Host, network_number: int, registers: str) 
     }
     lines = [
         "set -e",
+        *([] if registers else ["systemctl is-system-running --wait >/dev/null || true"]),
         f"date -s @{time.time():.0f} >/dev/null",
         f"hostname {host.name}",
         "install -d -m 700 /root/.ssh",
@@ -412,12 +426,12 @@ def _personalise(paths: Paths, host: Host, network_number: int, registers: str) 
         f"ip address add {address}/24 dev {INTERFACE}",
         f"ip link set {INTERFACE} up",
         f"ip route replace default via {gateway}",
-        f"setpci {registers}" if registers else "systemctl restart systemd-networkd",
+        *([f"setpci {registers}"] if registers else ["systemctl restart systemd-networkd"]),
         'kill -HUP "$(cat /run/sshd.pid)"',
     ]
     if SCENARIOS[host.scenario].proxmox:
         lines += proxmox.rename_lines(NODE_BEFORE, host.name)
-    with qemu.agent(folder, RESTORE_TIMEOUT_S) as agent:
+    with qemu.agent(folder, RESTORE_TIMEOUT_S if registers else BOOT_TIMEOUT_S) as agent:
         _in_guest(agent, "sh -s", "\n".join(lines).encode())
 
 
