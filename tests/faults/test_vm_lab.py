@@ -208,6 +208,7 @@ def test_a_killed_machine_comes_back_with_its_disk_and_down_leaves_nothing(lab: 
     lab.ok("up", "g1", "--kind", "vm", "--scenario", "switch", timeout_s=300)
     assert lab.ssh("g1", "echo kept > /root/kept; sync; hostname").stdout == "g1\n"
     assert lab.row("g1")[:3] == ["g1", "trixie", "vm"]
+    assert vm.uses(lab.paths.images)
     pid = vm.leader(lab.paths, "g1")
     assert pid is not None
     os.kill(pid, signal.SIGKILL)

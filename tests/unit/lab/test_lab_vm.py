@@ -6,6 +6,7 @@ import base64
 import io
 import itertools
 import json
+import os
 import socket
 import tarfile
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import proxmox as proxmox_parser
-from peerlane.lab import cli, operations, proxmox, qemu, scenarios, state, vm, vm_image
+from peerlane.lab import cli, container, operations, proxmox, qemu, scenarios, state, vm, vm_image
 from peerlane.lab.scenarios import SCENARIOS, Gpu, Scenario, gpu_addresses
 from peerlane.lab.state import Host, Paths, State
 from peerlane.lab.system import LabError, Progress
@@ -158,6 +159,31 @@ def test_scenarios_and_status_say_what_is_simulated(capsys: pytest.CaptureFixtur
     row = operations.Row("g1", "trixie", "vm", "10.77.0.10", "running", scenario="guest")
     assert "vm guest (simulated GPUs)" in cli.status_table([row])
     assert "SIMULATED" in vm_image.NOTICE
+
+
+def test_a_guest_that_gives_no_answer_does_not_hide_the_other_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = Paths(tmp_path, tmp_path / "images")
+    names = ("g1", "g2")
+    hosts = {name: Host(name, "trixie", "vm", "root", 10 + number, "guest") for number, name in enumerate(names)}
+    state.save(paths, State(network=3, last_octet=11, hosts=hosts))
+    for name in names:
+        paths.host(name).mkdir(parents=True)
+        (paths.host(name) / "complete").touch()
+    monkeypatch.setattr(vm, "leader", lambda _paths, _name: os.getpid())
+    monkeypatch.setattr(container, "answers_ssh", lambda _address, _timeout_s: True)
+
+    def faults_of(_paths: Paths, _state: State, name: str) -> tuple[str, ...]:
+        if name == "g1":
+            raise LabError("agent.sock gave no answer within 60 s")
+        return ("ssh",)
+
+    rows = operations.status(paths, faults_of)
+    assert [(row.name, row.state, row.faults) for row in rows] == [
+        ("g1", "running", ("unknown",)),
+        ("g2", "running", ("ssh",)),
+    ]
 
 
 # --- a simulated QEMU: a socket that answers from a script ----------------------------------------------------------
