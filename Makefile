@@ -25,7 +25,7 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production), shellch
 	$(RUN)/mypy
 	$(RUN)/yamllint --strict .
 	$(RUN)/ansible-lint -q
-	$(RUN)/shellcheck lab/prepare.sh .ci/run $(shell find roles lab tests benchmarks -name '*.sh' -not -path 'lab/prepare.sh')
+	$(RUN)/shellcheck lab/prepare.sh .ci/run $(shell find roles lab src tests benchmarks -name '*.sh' -not -path 'lab/prepare.sh')
 
 unit: setup ## parsers, verdicts, plans, the command line, docs against code; on every ansible-core that fits here
 	$(RUN)/python -m pytest tests/unit tests/cli

@@ -31,14 +31,14 @@ def saved(tmp_path):
 def test_version_and_help(peerlane):
     assert peerlane("--version").stdout == f"peerlane {__version__}\n"
     text = peerlane("--help").stdout
-    for verb in ("audit", "provision", "doctor", "rules", "init", "lab"):
+    for verb in ("audit", "collect", "provision", "doctor", "rules", "init", "lab"):
         assert f"    {verb} " in text
-    for later in ("rollout", "tune", "benchmark", "remediate", "explain", "collect", "report"):
+    for later in ("rollout", "tune", "benchmark", "remediate", "explain", "report"):
         assert f"    {later} " not in text
     assert "130 interrupted" in text
 
 
-@pytest.mark.parametrize("verb", ["audit", "provision", "doctor", "rules", "init", "lab"])
+@pytest.mark.parametrize("verb", ["audit", "collect", "provision", "doctor", "rules", "init", "lab"])
 def test_each_verb_has_help(peerlane, verb):
     done = peerlane(verb, "--help")
 
@@ -146,6 +146,37 @@ def test_output_file(peerlane, saved, tmp_path):
     assert json.loads(place.read_text())["schema"] == "peerlane.audit/1"
     assert refused.returncode == 2
     assert "its folder does not exist" in refused.stderr
+
+
+def test_the_collector_script_makes_a_folder_that_is_judged(peerlane, environment, tmp_path):
+    printed = peerlane("collect", "--script")
+    written = peerlane("collect", "--script", "-o", tmp_path / "collect.sh")
+    subprocess.run(
+        ["/bin/sh", str(tmp_path / "collect.sh"), "-z", str(tmp_path / "box")],
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    folder = peerlane("audit", "--from", tmp_path / "box", "--format", "json", "--fail-on", "never")
+    packed = peerlane("audit", "--from", tmp_path / "box.tar.gz", "--format", "json", "--fail-on", "never")
+
+    assert (printed.returncode, written.stdout) == (0, "")
+    assert printed.stdout == (tmp_path / "collect.sh").read_text()
+    assert folder.returncode == 0
+    assert json.loads(folder.stdout)["hosts"] == json.loads(packed.stdout)["hosts"]
+    assert peerlane("collect").returncode == 2
+
+
+def test_a_bad_part_is_named_on_stderr_and_the_rest_is_judged(peerlane, saved, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = peerlane("audit", "--from", saved, tmp_path / "empty", tmp_path / "no", "--fail-on", "never")
+
+    assert done.returncode == 0
+    assert "box" in done.stdout
+    assert [line.split(": ")[-1].split(";")[0] for line in done.stderr.splitlines()] == [
+        "is an empty folder",
+        "does not exist",
+    ]
 
 
 class _Found:
