@@ -239,6 +239,7 @@ def test_a_file_with_holes_is_left_out(judged):
         ("a.tar.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "zstd|cut or broken"),
         ("a.tar", tar_bytes({"note.txt": "hello"}), "holds nothing that Peerlane knows"),
     ],
+    ids=["tar.gz", "zip", "zst", "no-output"],
 )
 def test_nothing_to_judge_is_one_line(judged, name, data, said):
     hosts, problems = judged(name, data)
