@@ -7,6 +7,8 @@ Each probe takes ``root`` (``/``, or a folder with a recorded tree) and returns 
 * ``engines``: ``# ==> engine pid N <==``, then ``name: X``, ``unit: X``, ``container: X``, ``command: X`` with its keys
   masked, ``environment: read|not readable``, ``Environment NAME=value`` for the listed names alone, ``limit NAME: N``
   (-1: unlimited), ``shm_bytes: N``, ``shm_private: yes|no``, ``docker: {JSON of selected fields}``.
+* ``engine_logs``: ``# ==> unit X <==`` and the telling lines of its journal of this boot: stages, errors, NCCL. Lines
+  that echo arguments, environments or prompts are left out.
 * ``p2p_caches``: ``# ==> PATH modified SECONDS <==`` and the file, for each P2P verdict that an engine stored.
 * ``nccl_files``: ``# ==> PATH <==`` and the file, for each ``.nccl.conf`` of a user.
 * ``nccl_topology`` and ``nccl_topology_file``: ``# ==> PATH <==`` and the XML that NCCL wrote, or is given.
@@ -56,6 +58,19 @@ _DOCKER_FORMAT = (
     '"CapAdd":{{json .HostConfig.CapAdd}},"Ulimits":{{json .HostConfig.Ulimits}}}'
 )
 _MOST_ENGINES = 32
+_UNIT_NAMES = ("peerlane-model@*", "*vllm*", "*sglang*", "*llama-server*")
+# Lines that a reader of a start needs: stages, complaints, what NCCL and the engine's all-reduce say.
+_TELLING = re.compile(
+    r"Error|ERROR|rror:|xception|ailed|ncorrect|NCCL|nccl==|allreduce|P2P access cache|shards:|Load weight"
+    r"|Loading weights|Capturing|KV cache size|init engine|startup complete|Uvicorn running|listening on|fired up"
+    r"|died|Watchdog|out of memory|not supported|in use|is used by|peerlane: | E "
+)
+# Engines echo their arguments, with API keys, and some their prompts.
+_PRIVATE = re.compile(
+    r"Namespace\(|non-default args|server_args|ServerArgs|args: |api[_-]?key|token=|TOKEN|environ|prompt"
+    r"|Received request|[Aa]uthorization|password|secret",
+    re.IGNORECASE,
+)
 _CACHE_NAME = "gpu_p2p_access_cache_for_*.json"
 _CACHE_FOLDERS = ("root", "home/*", "var/cache/peerlane/*")
 _CACHE_PLACES = (".cache/vllm", ".config/vllm", ".cache/sglang", "vllm", "sglang", ".cache/tvm-ffi/sglang")
@@ -191,6 +206,30 @@ def _docker(identity: str) -> list[str]:
     return ["docker: {0}".format(answer["stdout"].strip())] if answer["rc"] == 0 and answer["stdout"].strip() else []
 
 
+def engine_logs(root: str) -> str:
+    """Return the telling lines of the journal of each engine's unit, also of one that ended."""
+    units = {_unit(os.path.join(root, "proc", pid)) for pid, _, _ in _engine_processes(root)} - {""}
+    shown = bounded.run(
+        ["systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager", *_UNIT_NAMES], 20, _SMALL
+    )
+    units.update(row.split()[0] for row in shown["stdout"].splitlines() if row.split() and ".service" in row)
+    parts = []
+    for unit in sorted(units)[:_MOST_ENGINES]:
+        journal = ["journalctl", "--unit", unit, "--boot", "--lines", "3000", "--no-pager", "--output", "cat"]
+        said = bounded.run(journal, 20, 4 * _LARGE)["stdout"]
+        rows = [row for row in said.splitlines() if _TELLING.search(row[:2000]) and not _PRIVATE.search(row)]
+        if rows:
+            parts.append("# ==> unit {0} <==\n{1}\n".format(unit, "\n".join(row[:1000] for row in rows[-1000:])))
+    if not parts:
+        raise NotHereError("no unit of an engine has a journal of this boot")
+    return "".join(parts)
+
+
+def _unit(place: str) -> str:
+    found = _UNIT.search(bounded.value(os.path.join(place, "cgroup")) or "")
+    return found.group(1) if found else ""
+
+
 def p2p_caches(root: str) -> str:
     """Return the P2P verdicts that vLLM and SGLang stored, in homes and where running engines keep their caches."""
     folders = [os.path.join(root, home, place) for home in _CACHE_FOLDERS for place in _CACHE_PLACES]
@@ -252,4 +291,6 @@ def _shown(path: str) -> str:
     return re.sub(r"^.*/proc/\d+/root/", "/", path)
 
 
-PROBES = {probe.__name__: probe for probe in (engines, p2p_caches, nccl_files, nccl_topology, nccl_topology_file)}
+PROBES = {
+    probe.__name__: probe for probe in (engines, engine_logs, p2p_caches, nccl_files, nccl_topology, nccl_topology_file)
+}

@@ -158,6 +158,7 @@ SOURCES: tuple[dict[str, Any], ...] = (
     {"source": "nccl.topology_file", "kind": "probe", "probe": "nccl_topology_file"},
     {"source": "peerlane.services", "kind": "probe", "probe": "services"},
     {"source": "engines", "kind": "probe", "probe": "engines"},
+    {"source": "engine.log", "kind": "probe", "probe": "engine_logs"},
     {"source": "p2p_caches", "kind": "probe", "probe": "p2p_caches"},
     {"source": "df.shm", "kind": "command", "argv": ["df", "-k", "/dev/shm"]},  # noqa: S108
     {"source": "cgroup.devices", "kind": "file", "path": "/sys/fs/cgroup/devices/devices.list"},

@@ -108,6 +108,12 @@ class EngineLog:
     tensor_parallel_ranks: tuple[int, ...] = ()
     pid: int | None = None
     prefix: str = ""  # what stands before the telling line: a container's name, a time, a place in the source
+    unit: str = ""
+
+    @property
+    def subject(self) -> str:
+        """Return what the log is of: its unit, or else its source."""
+        return f"unit {self.unit}" if self.unit else self.source
 
 
 @dataclass(frozen=True)

@@ -286,7 +286,7 @@ _FACT_WORDS = re.compile(
 )
 
 
-def read(text: str, source: str) -> EngineLog:
+def read(text: str, source: str, unit: str = "") -> EngineLog:
     """Read what one log tells. A cause counts only behind the last line that says the engine serves.
 
     Behind such a line a complaint without a class is one about a request, and no cause of an end.
@@ -308,6 +308,7 @@ def read(text: str, source: str) -> EngineLog:
     arguments = told.get("arguments", "").strip()
     return EngineLog(
         source=source,
+        unit=unit,
         cause=found,
         stage=stage(rows),
         listening=served >= 0,

@@ -92,9 +92,10 @@ class RuntimeFacts:
         logs: list[EngineLog] = []
         rows: list[str] = []
         for entry in self.sources.entries("engine.log"):
-            log = engine_log.read(entry.text, entry.source)
-            logs.append(log)
-            rows += [log.cause.line] if log.cause else []
+            for unit, text in _by_unit(entry.text):
+                log = engine_log.read(text, entry.source, unit)
+                logs.append(log)
+                rows += [log.cause.line] if log.cause else []
         found = self.sources.entries("engine.log")
         return Services(
             engines=self._engines,
@@ -163,6 +164,13 @@ _READERS = {
 # A switched-off arm is often told by the command in front of the output, or by the name of its file alone.
 _OFF_COMMAND = re.compile(r"\bNCCL_P2P_DISABLE=1\b")
 _OFF_NAME = re.compile(r"p2p[-_. ]?(?:disabled?|off)\b|no[-_. ]?p2p\b", re.IGNORECASE)
+
+
+def _by_unit(text: str) -> list[tuple[str, str]]:
+    """Split the collector's ``# ==> unit X <==`` parts; a pasted log is one part of no unit."""
+    if not text.lstrip().startswith("# ==> unit "):
+        return [("", text)]
+    return [(path.removeprefix("unit "), part) for path, part in files(text) if path]
 
 
 def _p2p_off(entry: Evidence) -> bool | None:

@@ -155,7 +155,7 @@ def _from_logs(logs: Sequence[EngineLog]) -> Iterator[Verdict]:
                 "fail",
                 "The engine ended in its own all-reduce: the driver does not let these GPUs reach each other",
                 told,
-                subject=log.source,
+                subject=log.subject,
                 why="This kernel needs peer access, which is denied here. It is no error of NCCL: over host memory "
                 "NCCL still works.",
                 fix=Fix("Start the engine without it", (f"# append to the engine's arguments: {CUSTOM_OFF}",)),
@@ -168,14 +168,14 @@ def _from_logs(logs: Sequence[EngineLog]) -> Iterator[Verdict]:
                 f"The engine uses NCCL instead of its own all-reduce: no peer access, or its test failed{cache}",
                 told,
                 *([Excerpt(log.source, log.p2p_cache_line)] if log.p2p_cache_line else []),
-                subject=log.source,
+                subject=log.subject,
             )
         elif log.custom_all_reduce == "many_pcie":
             yield verdict(
                 "info",
                 "The engine uses NCCL instead of its own all-reduce: more than two GPUs without NVLink, by design",
                 told,
-                subject=log.source,
+                subject=log.subject,
             )
 
 
@@ -256,7 +256,9 @@ def _forced(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     loaded, origin = registry_words(snapshot)
     if loaded is None:
         reason = snapshot.driver.params.reason or "neither the driver's parameters nor modprobe.d were read"
-        yield verdict("unknown", "Whether a driver setting forces P2P is not known", reason=reason)
+        yield few_gpus(snapshot) or verdict(
+            "unknown", "Whether a driver setting forces P2P is not known", reason=reason
+        )
         return
     words = {key: value for key, value in loaded.items() if key in _KNOWN}
     force = words.get("ForceP2P")

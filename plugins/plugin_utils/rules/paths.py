@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..core.finding import RUNG_COPIED, RUNGS, Excerpt, Fix, Gain
 from ..core.measurement import Copy, Matrix, Measurement, Pair
@@ -150,14 +150,17 @@ def _copies(snapshot: Snapshot) -> list[Measurement]:
     return [one for one in snapshot.measurements.get("p2p", ()) if one.matrices or one.copies]
 
 
-def _reachable(snapshot: Snapshot, one: Measurement, pair: Pair) -> bool | None:
-    """Whether a pair may use peer access, as the test itself or else the driver says; None: not known."""
-    if pair in one.access:
-        return one.access[pair]
+def _reachable(snapshot: Snapshot, one: Measurement, pairs: Iterable[Pair]) -> dict[Pair, bool | None]:
+    """Say which pairs may use peer access, as the test itself or else the driver says; None: not known."""
     found = grants(snapshot)
-    if found is not None and pair in found.codes:
-        return found.granted(pair)
-    return None
+    return {
+        pair: one.access[pair]
+        if pair in one.access
+        else found.granted(pair)
+        if found is not None and pair in found.codes
+        else None
+        for pair in pairs
+    }
 
 
 def _nothing_copied(snapshot: Snapshot) -> Verdict:
@@ -209,7 +212,7 @@ def _judge_latency(snapshot: Snapshot, one: Measurement, table: Matrix) -> Verdi
     factor = 1000 if table.unit == "us" else 1
     times = {pair: value * factor for pair, value in table.between().items()}
     direct, staged = number("p2p.latency_direct_ns"), number("p2p.latency_staged_ns")
-    may = {pair: _reachable(snapshot, one, pair) for pair in times}
+    may = _reachable(snapshot, one, times)
     slow = [pair for pair, value in times.items() if value >= staged]
     used = [pair for pair in slow if may[pair]]
     between = [pair for pair, value in times.items() if direct < value < staged and may[pair] is not False]
@@ -335,11 +338,9 @@ def _copy_excerpt(one: Measurement, copy: Copy) -> Excerpt:
 def _slower(snapshot: Snapshot, one: Measurement, table: Matrix, off: Matrix) -> Iterator[Verdict]:
     without = off.between()
     share = number("p2p.slower_percent") / 100
-    pairs = {
-        pair: (speed, without[pair])
-        for pair, speed in table.between().items()
-        if pair in without and speed < share * without[pair] and _reachable(snapshot, one, pair) is not False
-    }
+    slow = {pair: speed for pair, speed in table.between().items() if speed < share * without.get(pair, 0.0)}
+    may = _reachable(snapshot, one, slow) if slow else {}
+    pairs = {pair: (speed, without[pair]) for pair, speed in slow.items() if may[pair] is not False}
     if not pairs:
         return
     ratio = sum(first / second for first, second in pairs.values()) / len(pairs)
@@ -391,7 +392,8 @@ def _against_link(
     snapshot: Snapshot, one: Measurement, speeds: Mapping[Pair, float], both: bool, evidence: Excerpt
 ) -> Iterator[Verdict]:
     nvlink = _has_nvlink(snapshot, one)
-    usable = {pair: speed for pair, speed in speeds.items() if _reachable(snapshot, one, pair) is not False}
+    may = _reachable(snapshot, one, speeds)
+    usable = {pair: speed for pair, speed in speeds.items() if may[pair] is not False}
     subject = f"{one.source} {'both ways' if both else 'one way'}"
     limit = number("p2p.link_limit_mbps") / 1000 * (2 if both else 1)
     over = {pair: speed for pair, speed in usable.items() if speed > limit}
@@ -420,8 +422,8 @@ def _against_link(
         return
     if nvlink:
         return
-    low = {pair: speed for pair, speed in usable.items() if _share(snapshot, pair, speed, both) is not None}
-    shares = {pair: _share(snapshot, pair, speed, both) or 0.0 for pair, speed in low.items()}
+    known = {pair: _share(snapshot, pair, speed, both) for pair, speed in usable.items()}
+    shares = {pair: share for pair, share in known.items() if share is not None}
     failed = {pair: x for pair, x in shares.items() if x < number("p2p.bandwidth_fail_percent") / 100}
     warned = {pair: x for pair, x in shares.items() if x < number("p2p.bandwidth_warn_percent") / 100}
     if warned:

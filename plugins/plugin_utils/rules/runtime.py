@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from ..core.finding import Excerpt, Fix
 from ..core.runtime import Engine, P2pCache
 from ..core.snapshot import Fact, Setting, Snapshot
-from .common import driver_gpu_count, gpu_count, in_container, listed
+from .common import driver_gpu_count, gpu_count, has_no_gpu, in_container, listed
 from .knowledge import number, version, version_text, version_tuple
+from .peers import few_gpus
 from .registry import Fleet, Verdict, rule, verdict
 
 _MIB = 1 << 20
@@ -31,6 +32,18 @@ def _told(engine: Engine, *lines: str) -> Excerpt:
 
 def _engines(snapshot: Snapshot) -> Sequence[Engine]:
     return snapshot.services.engines.value or ()
+
+
+def not_told(snapshot: Snapshot, title: str, reason: str) -> Verdict:
+    """Return ``unknown``, or ``not_applicable`` where no GPU is here, or no engine runs and none left a log."""
+    engines = snapshot.services.engines
+    if has_no_gpu(snapshot):
+        return verdict(
+            "not_applicable", "There is no NVIDIA GPU here", snapshot.pci.functions, reason="no GPU on the bus"
+        )
+    if engines.known and not engines.value and not snapshot.services.logs.value:
+        return verdict("not_applicable", "No engine runs here", engines, reason="no engine process was found")
+    return verdict("unknown", title, reason=reason)
 
 
 def _no_engine(snapshot: Snapshot, what: str) -> Verdict:
@@ -384,7 +397,7 @@ def _cumem(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         return
     release = snapshot.nccl.version
     if not release.known:
-        yield verdict("unknown", "How NCCL allocates host buffers is not known", reason=release.reason)
+        yield not_told(snapshot, "How NCCL allocates host buffers is not known", release.reason)
         return
     found = version_tuple(release.value or "")
     boxed = [one for one in _engines(snapshot) if one.container and "SYS_NICE" not in one.container.capabilities]
@@ -511,7 +524,9 @@ def _order(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     models = {gpu.name for gpu in snapshot.gpus.value or () if gpu.name}
     known = [one for one in _engines(snapshot) if one.environment_known]
     if not snapshot.gpus.known:
-        yield verdict("unknown", "Whether the GPUs are of one model is not known", reason=snapshot.gpus.reason)
+        yield few_gpus(snapshot) or not_told(
+            snapshot, "Whether the GPUs are of one model is not known", snapshot.gpus.reason
+        )
     elif len(models) < 2:
         yield verdict("not_applicable", "The GPUs are of one model", snapshot.gpus, reason="any order is the same")
     elif not known:
@@ -586,7 +601,7 @@ def _lost(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         yield verdict("not_applicable", "This is no container", snapshot.machine.container, reason="not a container")
     else:
         reason = smi.reason or "whether this is a container is not known"
-        yield verdict("unknown", "Whether a container lost its GPUs is not known", reason=reason)
+        yield not_told(snapshot, "Whether a container lost its GPUs is not known", reason)
 
 
 # --- G9: stored P2P verdicts ----------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from ..core.runtime import Engine, EngineLog, HungCollective, NcclLog
 from ..core.snapshot import Snapshot
 from .common import listed
 from .knowledge import gpu_model, gpu_model_by_name, names, version, version_text, version_tuple
-from .peers import delivery_test, excerpt
+from .peers import delivery_test, excerpt, few_gpus
 from .registry import Fleet, Verdict, rule, verdict
+from .runtime import not_told
 
 # --- S1: why an engine ended ----------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ _ENDED: Mapping[str, tuple[str, str, str, tuple[str, ...]]] = {
 def _ended(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     logs = snapshot.services.logs
     if not logs.value:
-        yield verdict("unknown", "Whether an engine ended is not known", reason=logs.reason)
+        yield not_told(snapshot, "Whether an engine ended is not known", logs.reason)
         return
     for log in logs.value:
         if log.cause is not None:
@@ -161,14 +162,14 @@ def _ended(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         elif log.serving:
             yield verdict(
                 "pass", "The engine says that it serves", Excerpt(log.source, log.stage or "listening"),
-                subject=log.source,
+                subject=log.subject,
             )  # fmt: skip
         elif log.listening:
             yield verdict(
                 "unknown",
                 "The engine started up; whether it serves is not known",
                 Excerpt(log.source, "Application startup complete."),
-                subject=log.source,
+                subject=log.subject,
                 reason="the start-up line comes before the bind: ask /health, then a known prompt",
             )
         else:
@@ -177,7 +178,7 @@ def _ended(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
                 "unknown",
                 f"The log shows neither an end nor that the engine serves{stage}",
                 Excerpt(log.source, log.stage) if log.stage else logs,
-                subject=log.source,
+                subject=log.subject,
                 reason="the telling lines are not in this part of the log: look further up, for the first error",
             )
         if log.listening and log.cause is not None and log.cause.kind == "port_in_use":
@@ -185,7 +186,7 @@ def _ended(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
                 "info",
                 "`Application startup complete.` is no readiness: ask /health, then a known prompt",
                 Excerpt(log.source, "Application startup complete."),
-                subject=f"{log.source} readiness",
+                subject=f"{log.subject} readiness",
             )
 
 
@@ -198,7 +199,7 @@ def _judge_end(snapshot: Snapshot, log: EngineLog) -> Verdict:
         "fail",
         f"The engine {what}{detail}",
         Excerpt(log.source, cause.line),
-        subject=log.source,
+        subject=log.subject,
         why=why,
         fix=Fix(todo, steps),
     )
@@ -432,7 +433,7 @@ def _halves(half: object) -> str:
 def _ends(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     logs = snapshot.nccl.logs
     if not logs.value:
-        yield verdict("unknown", "Whether a collective hung is not known", reason=logs.reason)
+        yield few_gpus(snapshot) or not_told(snapshot, "Whether a collective hung is not known", logs.reason)
         return
     for log in logs.value:
         if log.hung:
@@ -527,7 +528,7 @@ def _release(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             return
     release = snapshot.nccl.version
     if not release.known:
-        yield verdict("unknown", "NCCL's release is not known", reason=release.reason)
+        yield few_gpus(snapshot) or not_told(snapshot, "NCCL's release is not known", release.reason)
         return
     modern = _is_sm120(snapshot)
     found = version_tuple(release.value or "")
@@ -587,7 +588,7 @@ def _interfaces(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     told = [log for log in logs.value or () if log.socket_interfaces or log.bootstrap_interface or log.transports]
     if not told:
         reason = logs.reason or "no log names an interface or a path"
-        yield verdict("unknown", "Which interfaces NCCL uses is not known", logs, reason=reason)
+        yield few_gpus(snapshot) or not_told(snapshot, "Which interfaces NCCL uses is not known", reason)
         return
     bad = False
     for log in told:
@@ -662,7 +663,7 @@ def _tool_path(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         reason = (
             "no unit file with a PATH was read" if units else snapshot.services.engines.reason or "no unit was read"
         )
-        yield verdict("unknown", "The PATH of an engine's unit is not known", reason=reason)
+        yield not_told(snapshot, "The PATH of an engine's unit is not known", reason)
     for one in paths:
         folders = one.environment["PATH"].split(":")
         home = one.environment.get("CUDA_HOME", "").rstrip("/")

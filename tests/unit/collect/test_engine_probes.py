@@ -140,3 +140,33 @@ def test_the_topology_that_nccl_is_given_is_brought_with_its_path(host):
     assert engine_probes.nccl_topology_file(str(host)) == '# ==> /topo.xml <==\n<system version="1"></system>\n'
     with pytest.raises(NotHereError):
         engine_probes.nccl_topology(str(host))
+
+
+JOURNAL = """\
+INFO 01-02 10:00:00 [utils.py:1] non-default args: {'model': 'm', 'api_key': ['k9-secret']}
+INFO 01-02 10:00:00 [logger.py:1] Received request cmpl-1: prompt: 'Error: my secret diary'
+INFO 01-02 10:00:01 [custom_all_reduce.py:1] Custom allreduce is disabled because your platform lacks GPU P2P capability
+INFO 01-02 10:00:02 [x.py:1] a line of no use
+ERROR 01-02 10:00:03 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.
+"""
+
+
+def test_of_a_units_journal_the_telling_lines_come_and_no_prompt_and_no_key(host, monkeypatch):
+    asked = []
+
+    def run(argv, timeout_s, max_bytes):
+        asked.append(argv)
+        units = "vllm.service loaded active running x\npeerlane-model@a.service loaded failed failed x\n"
+        said = units if argv[0] == "systemctl" else JOURNAL if "vllm.service" in argv else ""
+        return {"rc": 0, "stdout": said, "stderr": "", "reason": "", "command": argv[0]}
+
+    monkeypatch.setattr(engine_probes.bounded, "run", run)
+    text = engine_probes.engine_logs(str(host))
+
+    assert text.startswith("# ==> unit vllm.service <==\n")
+    assert "Custom allreduce is disabled" in text
+    assert "CUDA out of memory" in text
+    assert "k9-secret" not in text
+    assert "diary" not in text
+    assert "no use" not in text
+    assert [argv[2] for argv in asked if argv[0] == "journalctl"] == ["peerlane-model@a.service", "vllm.service"]

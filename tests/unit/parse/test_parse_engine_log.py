@@ -223,3 +223,15 @@ def test_a_log_of_days_is_read_quickly():
     made = engine_log.read(rows + noise + "torch.OutOfMemoryError: CUDA out of memory.\n" + "y" * 1_000_000, "x")
     assert time.perf_counter() - started < 20
     assert made.cause.kind == "gpu_memory"
+
+
+def test_the_collectors_log_is_one_log_for_each_unit(built):
+    made = built(
+        {
+            "engine.log": "# ==> unit a.service <==\ntorch.OutOfMemoryError: CUDA out of memory.\n"
+            "# ==> unit b.service <==\nINFO:     Application startup complete.\nINFO:     Uvicorn running on http://x\n"
+        }
+    )
+    first, second = made.services.logs.value
+    assert (first.subject, first.cause.kind) == ("unit a.service", "gpu_memory")
+    assert (second.subject, second.cause, second.serving) == ("unit b.service", None, True)

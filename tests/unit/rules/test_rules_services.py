@@ -168,7 +168,7 @@ NOTHING = b.snapshot("bare_metal")
         ("S7", unit("/c:/usr/bin:/bin:/bin"), "warn", "not its bin"),
         ("S7", unit("/usr/bin"), "warn", "lacks /c/bin"),
         ("S7", unit("/c/bin:/usr/bin"), "pass", "agree"),
-        ("S7", serving(), "unknown", "no unit was read"),
+        ("S7", serving(), "not_applicable", "No engine"),
         ("S7", NOTHING, "unknown", "not collected"),
     ],
 )
