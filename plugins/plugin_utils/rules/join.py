@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..core.finding import Excerpt, Finding
+from ..core.finding import Excerpt, Finding, Fix
 from ..core.snapshot import Snapshot, VmConfig
-from .machines import CLIQUE, conf_line, device_sets, gpu_lines, gpu_vms, vm, vm_arguments
+from .machines import CLIQUE, conf_line, config_is_whole, device_sets, gpu_lines, gpu_vms, vm, vm_arguments
 from .passthrough import bridges_above
 from .registry import Fleet
 
@@ -49,6 +49,8 @@ CAUSES_IN_GUEST: Mapping[str, tuple[str, ...]] = {
 }
 # Findings of a guest that only its VM's settings can explain: without them, that must be said.
 _NEEDS_HOME = ("D5",)
+# How steps for a hypervisor begin that a guest's finding gives without knowing where it runs.
+UNKNOWN_HOME = "# on the hypervisor; VMID is this guest's id there"
 _NO_UUIDS = ("", "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff")
 
 
@@ -344,19 +346,29 @@ def _subjects(hypervisor: Snapshot, config: VmConfig) -> set[str]:
 
 def _with_causes(finding: Finding, causes: Sequence[Finding], home: Home) -> Finding:
     """Name the lines of the VM's configuration that stand behind a guest's finding."""
-    where = f"VM {home.config.vmid} on {home.host}"
     excerpts = [excerpt for one in causes for excerpt in one.evidence[:2]]
-    said = "; ".join(f"{one.title} ({one.rule})" for one in causes)
-    if not causes and finding.rule in ("D1", "D5") and not _sets_clique(home.config):
-        # Nothing is wrong in the file, but nothing in it grants either.
-        excerpts = [conf_line(home.config, "args")]
-        said = f"{where} sets no P2P clique"
+    said = [f"{one.title} ({one.rule})" for one in causes]
+    if finding.rule in ("D1", "D5") and config_is_whole(home.config, "args") and not _sets_clique(home.config):
+        excerpts.append(conf_line(home.config, "args"))
+        said.append(f"VM {home.config.vmid} on {home.host} sets no P2P clique")
+    finding = replace(finding, fix=_for_this_vm(finding.fix, home))
     if not said:
         return finding
     shown = [Excerpt(f"{home.host}: {one.source}", one.excerpt) for one in excerpts if one.excerpt]
     fresh = [one for one in dict.fromkeys(shown) if one not in finding.evidence]
-    why = f"{finding.why} Behind it (known by {home.how}): {said}.".strip()
+    why = f"{finding.why} Behind it (known by {home.how}): {'; '.join(said)}.".strip()
     return replace(finding, evidence=(*finding.evidence, *fresh), why=why)
+
+
+def _for_this_vm(fix: Fix | None, home: Home) -> Fix | None:
+    """Put the VM's id and its hypervisor's name into steps that were written without knowing them."""
+    if fix is None or not home.config.vmid.isdigit():
+        return fix
+    steps = [
+        f"# on {home.host}" if step.startswith(UNKNOWN_HOME) else step.replace("VMID", home.config.vmid)
+        for step in fix.steps
+    ]
+    return replace(fix, steps=tuple(steps))
 
 
 def _sets_clique(config: VmConfig) -> bool:

@@ -138,6 +138,12 @@ def verdict(
     return Verdict(state, title, excerpts, subject, severity, why, reason, fix, explains, rung)
 
 
+def _of_subject(command: str, subject: str) -> str:
+    """Put the id of the judged VM into a command that names it VMID."""
+    kind, _, number = subject.partition(" ")
+    return command.replace("VMID", number) if kind == "vm" and number.isdigit() else command
+
+
 def as_finding(rule_: Rule, host: str, given: Verdict) -> Finding:
     """Join a verdict with what its rule says about itself."""
     bad = given.state in ("fail", "warn")
@@ -163,7 +169,7 @@ def as_finding(rule_: Rule, host: str, given: Verdict) -> Finding:
         reason=given.reason,
         expected_gain=rule_.gain if bad else None,
         fix=fix,
-        verify=rule_.verify if bad else "",
+        verify=_of_subject(rule_.verify, given.subject) if bad else "",
         sources=rule_.sources,
         explains=given.explains,
     )

@@ -231,3 +231,29 @@ def test_what_runs_is_compared_with_what_is_configured(arguments: tuple[str, ...
     config = replace(config, running_arguments=b.fact(arguments, " ".join(arguments), "pve.running"))
     (found,) = b.findings("B12", b.hypervisor(config))
     assert (found.state, words in found.title) == ("warn" if words else "pass", True), found.title
+
+
+def test_steps_for_the_hypervisor_name_it_once_it_is_known() -> None:
+    alone = next(one for one in engine.judge({"guest": HIDDEN})["guest"] if one.rule == "A2")
+    joined = next(one for one in judged(HIDDEN, vm("101", cpu="host,hidden=1"))["guest"] if one.rule == "A2")
+    assert alone.fix.steps[0] == join.UNKNOWN_HOME
+    assert joined.fix.steps[:2] == ("# on node", "cp -a /etc/pve/qemu-server/101.conf /root/101.conf.before-A2")
+
+
+def test_a_missing_clique_is_named_beside_what_hides_it() -> None:
+    found = next(one for one in judged(HIDDEN, vm("101", cpu="host,hidden=1"))["guest"] if one.rule == "D1")
+    assert "hides KVM" in found.why
+    assert "VM 101 on node sets no P2P clique" in found.why
+    assert [one.excerpt for one in found.evidence[-2:]] == ["cpu: host,hidden=1", "(no line args:)"]
+
+
+def test_an_excerpt_says_nothing_of_the_args_that_it_lacks() -> None:
+    config = b.vm_config(*TWO, vmid="101", excerpt=True, smbios1=f"uuid={UUIDS['101']}")
+    cut = replace(config, settings={key: value for key, value in config.settings.items() if key != "smbios1"})
+    found = next(one for one in judged(guest(), cut)["guest"] if one.rule == "D1")
+    assert "sets no P2P clique" not in found.why
+
+
+def test_the_command_that_verifies_names_the_vm() -> None:
+    hidden = next(one for one in judged(HIDDEN, vm("101", cpu="host,hidden=1"))["node"] if one.rule == "B1")
+    assert "/run/qemu-server/101.pid" in hidden.verify
