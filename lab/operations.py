@@ -102,9 +102,8 @@ def status(paths: Paths, faults_of: Callable[[Paths, State, str], tuple[str, ...
         if not (paths.host(name) / "complete").exists():
             row = replace(row, state="incomplete")
         elif pid is not None:
-            word = (
-                "running" if container.answers_ssh(row.address, timeout_s=5 if host.kind == "vm" else 1) else "no-ssh"
-            )
+            patience_s = 5 if host.kind == "vm" else 1
+            word = "running" if container.answers_ssh(row.address, patience_s) else "no-ssh"
             try:
                 active = faults_of(paths, state, name)
             except LabError:  # a guest that gives no answer must not hide the other hosts
