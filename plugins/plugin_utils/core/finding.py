@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from .plain import plain
 
 State = Literal["pass", "fail", "warn", "info", "unknown", "not_applicable"]
 Severity = Literal["critical", "high", "medium", "low", "info"]
@@ -85,12 +86,5 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON shape of design section 3."""
-        return _plain(asdict(self))  # type: ignore[no-any-return]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    return value
+        shape: dict[str, Any] = plain(self)
+        return shape

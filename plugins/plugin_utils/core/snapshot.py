@@ -6,14 +6,14 @@ could be taken for a reading.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from .measurement import Measurement
+from .plain import plain
 from .runtime import Engine, EngineLog, NcclLog, NcclTopology, P2pCache
 
 SNAPSHOT_SCHEMA = "peerlane.snapshot/1"
@@ -198,6 +198,18 @@ class KernelLog:
         """Return the lines that a regular expression (ignoring case) finds."""
         wanted = re.compile(pattern, re.IGNORECASE)
         return tuple(line for line in self.lines if wanted.search(line.text))
+
+    def plain_shape(self) -> dict[str, Any]:
+        """Return what becomes of a log in JSON: what was understood, and counts of the rest."""
+        return {
+            "line_count": len(self.lines),
+            "xids": self.xids,
+            "suppressed": self.suppressed,
+            "aer": dict(Counter(f"{one.bdf} {one.severity}" for one in self.aer)),
+            "faults": dict(Counter(f"{one.bdf} {one.kind}" for one in self.faults)),
+            "notes": {kind: len(lines) for kind, lines in self.notes.items()},
+            "formats": self.formats,
+        }
 
 
 @dataclass(frozen=True)
@@ -810,34 +822,11 @@ class Snapshot:
     evidence_index: Mapping[str, str] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON types, with the schema name. Kernel log lines are left out: they are in the evidence."""
+    def as_dict(self, skip: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Return plain JSON types, with the schema name. Kernel log lines are left out: they are in the evidence.
+
+        ``skip``: names of fields, at any depth, that are left out as well.
+        """
         shape: dict[str, Any] = {"schema": SNAPSHOT_SCHEMA}
-        shape.update(_plain(self))
+        shape.update(plain(self, skip))
         return shape
-
-
-def _counts(names: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(names))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, KernelLog):
-        return {
-            "line_count": len(value.lines),
-            "xids": _plain(value.xids),
-            "suppressed": value.suppressed,
-            "aer": _counts(f"{one.bdf} {one.severity}" for one in value.aer),
-            "faults": _counts(f"{one.bdf} {one.kind}" for one in value.faults),
-            "notes": {kind: len(lines) for kind, lines in value.notes.items()},
-            "formats": list(value.formats),
-        }
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {"-".join(key) if isinstance(key, tuple) else str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    if isinstance(value, frozenset | set):
-        return sorted(_plain(one) for one in value)
-    return value

@@ -17,6 +17,7 @@ AUDIT_SCHEMA = "peerlane.audit/1"
 _SCHEMA = Path(__file__).resolve().parent / "audit.schema.json"
 
 _STATES = ("fail", "warn", "unknown", "info", "pass", "not_applicable")
+_INDENTED_HOSTS = 50
 # Raw config space and every field of nvidia-smi -q are evidence, not facts: they stay in the snapshot folder.
 _BULKY = frozenset(("config_hex", "raw"))
 
@@ -36,15 +37,21 @@ def document(fleet: Fleet, findings: Mapping[str, Sequence[Finding]], generated_
         "by_state": {state: sum(one.state == state for one in every) for state in _STATES},
         "hosts": len(hosts),
     }
-    shape = {
+    return {
         "schema": AUDIT_SCHEMA,
         "generated_at": generated_at,
         "hosts": hosts,
         "summary": summary,
         "drift": compare(fleet).as_dict(),
     }
-    sorted_shape: dict[str, Any] = _sorted(shape)
-    return sorted_shape
+
+
+def text(document_: Mapping[str, Any]) -> str:
+    """Return a document as JSON with sorted keys: indented, or without white space for a large fleet."""
+    small = len(document_["hosts"]) <= _INDENTED_HOSTS
+    # Python's own encoder, which is much slower, is the one that indents.
+    how: dict[str, Any] = {"indent": 1} if small else {"separators": (",", ":")}
+    return json.dumps(document_, sort_keys=True, allow_nan=False, **how) + "\n"
 
 
 def schema() -> dict[str, Any]:
@@ -55,25 +62,8 @@ def schema() -> dict[str, Any]:
 
 def _host(snapshot: Snapshot, findings: Sequence[Finding]) -> dict[str, Any]:
     return {
-        "facts": slim(snapshot.as_dict()),
+        "facts": snapshot.as_dict(skip=_BULKY),
         "findings": [one.as_dict() for one in findings],
         "role": snapshot.role.value,
         "unrecognised": list(snapshot.unrecognised),
     }
-
-
-def slim(value: Any) -> Any:
-    """Return a snapshot's shape without its bulky parts."""
-    if isinstance(value, Mapping):
-        return {key: slim(one) for key, one in value.items() if key not in _BULKY or isinstance(one, int)}
-    if isinstance(value, list):
-        return [slim(one) for one in value]
-    return value
-
-
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    if isinstance(value, list | tuple):
-        return [_sorted(one) for one in value]
-    return value

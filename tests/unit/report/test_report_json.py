@@ -147,6 +147,22 @@ def test_findings_keep_the_order_cause_first() -> None:
     assert rules.index("D1") < rules.index("D5")
 
 
+def test_a_large_fleet_is_written_without_white_space_and_means_the_same() -> None:
+    small = document(fleet())
+    large = {**small, "hosts": {f"h{at}": small["hosts"]["llm1"] for at in range(60)}}
+    assert json.loads(audit_json.text(small)) == json.loads(json.dumps(small))
+    assert json.loads(audit_json.text(large)) == json.loads(json.dumps(large))
+    assert audit_json.text(small).startswith('{\n "drift"')
+    assert "\n" not in audit_json.text(large).rstrip("\n")
+
+
+def test_a_number_that_is_none_is_null() -> None:
+    odd = b.guest(1, "x", gpus=b.smi_gpus(1, power_draw_w=float("nan"), power_limit_w=float("inf")))
+    made = json.loads(audit_json.text(document({"x": odd})))
+    (gpu,) = made["hosts"]["x"]["facts"]["gpus"]["value"]
+    assert (gpu["power_draw_w"], gpu["power_limit_w"]) == (None, None)
+
+
 def test_bulky_parts_stay_in_the_snapshot_folder() -> None:
     guest = b.guest(1, "x", pci=b.pci(b.gpu_function(config_hex="de10" * 64)))
     guest = replace(guest, gpus=b.smi_gpus(1, raw={"Serial Number": "7"}))
