@@ -7,6 +7,7 @@ host memory or a network the same result says nothing of the paths between GPUs.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -145,6 +146,8 @@ def _timing(cells: list[str], counted: bool) -> Timing | None:
     try:
         time_us, algbw, busbw = (float(cell) for cell in cells[:3])
     except ValueError:
+        return None
+    if not all(map(math.isfinite, (time_us, algbw, busbw))):
         return None
     return Timing(time_us, algbw, busbw, _wrong(cells[3]) if counted else None)
 
