@@ -21,6 +21,7 @@ from ansible_collections.peerlane.gpu.plugins.module_utils import (
     platform_probes,
 )
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import MAX_BYTES, SOURCES
+from ansible_collections.peerlane.gpu.plugins.module_utils.pci_serial import without_serial_numbers
 
 # The sources wait for the kernel and for the driver, not for a processor.
 WORKERS = 16
@@ -109,29 +110,8 @@ def _masked(
             entry["stdout"] = re.sub(source[key], _mask, entry["stdout"])
     if source["source"] == "sysfs.pci" and not serials:
         for entry in entries:
-            entry["stdout"] = _CONFIG.sub(_without_serial, entry["stdout"])
+            entry["stdout"] = without_serial_numbers(entry["stdout"])
     return entries
-
-
-_CONFIG = re.compile(r"^config: ([0-9a-f]+)$", re.MULTILINE)
-# PCI Express: extended capabilities start at 0x100, each with its id, version and the place of the next.
-_FIRST_EXTENDED, _DEVICE_SERIAL_ID, _MOST_CAPABILITIES = 0x100, 0x0003, 96
-
-
-def _without_serial(found: re.Match[str]) -> str:
-    """Return a configuration space with zeros for the eight bytes of the device's serial number."""
-    data = bytearray.fromhex(found.group(1)) if len(found.group(1)) % 2 == 0 else bytearray()
-    at = _FIRST_EXTENDED
-    for _ in range(_MOST_CAPABILITIES):
-        if at < _FIRST_EXTENDED or at + 4 > len(data):
-            break
-        header = int.from_bytes(data[at : at + 4], "little")
-        if header & 0xFFFF == _DEVICE_SERIAL_ID:
-            end = min(at + 12, len(data))
-            data[at + 4 : end] = bytes(end - at - 4)
-            return "config: {0}".format(data.hex())
-        at = header >> 20
-    return found.group(0)
 
 
 def _mask(found: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -177,6 +178,25 @@ def test_a_bad_part_is_named_on_stderr_and_the_rest_is_judged(peerlane, saved, t
         "is an empty folder",
         "does not exist",
     ]
+
+
+def test_a_redacted_audit_names_nobody_and_can_be_judged_again(peerlane, environment, tmp_path):
+    example = Path(__file__).parents[2] / "docs/examples/eight-gpu-guest"
+    words = ("audit", "--from", example, "--redact", "--fail-on", "never", "--format", "json")
+    first = peerlane(*words, "--save", tmp_path / "mine")
+    again = peerlane(*words)
+    shared = peerlane(*words, "--redact-key", "a key that we share")
+    judged = peerlane("audit", "--from", tmp_path / "mine", "--fail-on", "never", "--format", "json")
+
+    for done in (first, again, shared):
+        assert done.returncode == 0
+        assert "llm-guest" not in done.stdout
+        assert "0a1b2c3d-1111" not in done.stdout
+    assert json.loads(first.stdout)["hosts"] == json.loads(again.stdout)["hosts"]
+    assert json.loads(first.stdout)["hosts"] == json.loads(judged.stdout)["hosts"]
+    assert set(json.loads(first.stdout)["hosts"]).isdisjoint(json.loads(shared.stdout)["hosts"])
+    key = tmp_path / "state" / "peerlane" / "redact.key"
+    assert (key.stat().st_size, key.stat().st_mode & 0o777) == (32, 0o600)
 
 
 class _Found:
