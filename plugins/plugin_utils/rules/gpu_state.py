@@ -156,6 +156,7 @@ def _gsp(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     ),
     restart="service",
     automation="yes",
+    risk="None for a running engine; an idle GPU keeps drawing some watts.",
     verify="nvidia-smi --query-gpu=persistence_mode --format=csv",
     sources=("NVIDIA driver persistence documentation",),
     without_role=True,

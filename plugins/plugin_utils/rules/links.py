@@ -220,6 +220,7 @@ _NO_MIG_LINKS = re.compile(r"not supported for devices in MIG", re.IGNORECASE)
     why="A link that is down halves a bridge, or takes a GPU out of the NVLink fabric; PCIe or nothing is left then.",
     restart="reboot",
     automation="never",
+    risk="Reseating a bridge needs the machine switched off; every model on it stops.",
     verify="nvidia-smi nvlink -s",
     sources=("nvidia-smi manual", "club-3090"),
     gain=Gain("decode +3 to 5, prefill +35 to 49", "%", "club-3090, a bridge between two RTX 3090: not repeated here"),
