@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -128,7 +128,10 @@ def read_file(path: str, follow: bool = False) -> Content:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return Content(reason="is no regular file")
-        head = _up_to(descriptor, HEAD_BYTES)
+        # One read is enough for a file that has the size it says; those of /proc and /sys say none.
+        head = os.read(descriptor, min(status.st_size + 1, HEAD_BYTES))
+        if len(head) != status.st_size or not head:
+            head += _up_to(descriptor, HEAD_BYTES - len(head))
         size = max(status.st_size, len(head))
         if size <= len(head) or len(head) < HEAD_BYTES:
             return Content(head, size=len(head))
@@ -229,17 +232,20 @@ def from_manifest(manifest: Content, read: Callable[[str], Content], name: str, 
     for row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("source"), str):
             raise InputError("has an evidence row without a source", place, "collect the snapshot again")
-        entry = _entry(row)
         file = row.get("file")
+        text: str | None = None
+        reason = row.get("reason")
+        truncated = row.get("truncated") is True
         if isinstance(file, str):
             # A manifest is input: it must not name a file outside its own folder.
             beside = file.rpartition("/")[2]
             content = read(beside) if beside not in ("", ".", "..") else Content(reason="No such file or directory")
             if content.reason:
-                entry = replace(entry, reason=f"{beside} cannot be read: {content.reason}")
+                reason = f"{beside} cannot be read: {content.reason}"
             else:
-                entry = replace(entry, stdout=content.text(), truncated=entry.truncated or content.truncated)
-        entries[entry.source] = entry
+                text = content.text()
+                truncated = truncated or content.truncated
+        entries[row["source"]] = _entry(row, text, reason, truncated)
     privileged, inventory = shape.get("privileged"), shape.get("inventory")
     return EvidenceSet(
         host=str(shape.get("host") or name),
@@ -250,13 +256,22 @@ def from_manifest(manifest: Content, read: Callable[[str], Content], name: str, 
     )
 
 
-_WORDS = ("source", "stdout", "stderr", "command", "path", "reason")
-
-
-def _entry(row: Mapping[str, Any]) -> Evidence:
+def _entry(row: Mapping[str, Any], text: str | None, reason: Any, truncated: bool) -> Evidence:
     """Make evidence of a row that a person may have written: a value of the wrong kind counts as not given."""
-    known: dict[str, Any] = {key: row[key] for key in _WORDS if isinstance(row.get(key), str)}
-    for key in ("rc", "elapsed_ms"):
-        if isinstance(row.get(key), int) and not isinstance(row[key], bool):
-            known[key] = row[key]
-    return Evidence(**known, truncated=row.get("truncated") is True, pasted=row.get("pasted") is True)
+    rc, elapsed_ms = row.get("rc"), row.get("elapsed_ms")
+    return Evidence(
+        row["source"],
+        _word(row.get("stdout")) if text is None else text,
+        _word(row.get("stderr")),
+        rc if type(rc) is int else None,
+        _word(row.get("command")),
+        _word(row.get("path")),
+        elapsed_ms if type(elapsed_ms) is int else 0,
+        truncated,
+        _word(reason),
+        row.get("pasted") is True,
+    )
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else ""
