@@ -28,7 +28,7 @@ lint: setup ## ruff, mypy --strict, yamllint, ansible-lint (production), shellch
 	$(RUN)/shellcheck lab/prepare.sh .ci/run $(shell find roles lab src tests benchmarks -name '*.sh' -not -path 'lab/prepare.sh')
 
 unit: setup ## parsers, verdicts, plans, the command line, docs against code; on every ansible-core that fits here
-	$(RUN)/python -m pytest tests/unit tests/cli
+	$(RUN)/python -m pytest -n auto tests/unit tests/cli
 	sh tests/cores.sh
 
 lab: setup ## a lab host to play with: peerlane lab ssh try

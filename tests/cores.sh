@@ -20,15 +20,15 @@ usable() {
     "$1" -c "import sys, ensurepip, venv; sys.exit(not (3, $oldest) <= sys.version_info[:2] <= (3, 13))" >/dev/null 2>&1
 }
 
-check="-m pytest -q -p no:cacheprovider $tests"
+check="-m pytest -q -n auto -p no:cacheprovider $tests"
 
 for python in ${PEERLANE_PYTHON_2:-} python3.13 python3.12 python3.11 python3; do
     usable "$python" || continue
     place=$cache/core-$want
-    [ -x "$place/bin/pytest" ] || {
+    "$place/bin/python" -c "import xdist" 2>/dev/null || {
         say "ansible-core $want on $("$python" --version) in $place"
         "$python" -m venv "$place"
-        "$place/bin/python" -m pip install --quiet "ansible-core==$want.*" pytest ansible-runner rich pyyaml jinja2
+        "$place/bin/python" -m pip install --quiet "ansible-core==$want.*" pytest pytest-xdist ansible-runner rich pyyaml jinja2
     }
     say "tests on ansible-core $want"
     # shellcheck disable=SC2086  # a list of arguments
@@ -50,5 +50,5 @@ apt-get update -q >/dev/null
 apt-get install -y -q --no-install-recommends python3-venv openssh-client git >/dev/null
 python3 -m venv /root/venv
 . /etc/environment; export \$(cut -d= -f1 /etc/environment)
-/root/venv/bin/python -m pip install --quiet 'ansible-core==$want.*' pytest ansible-runner rich pyyaml jinja2
+/root/venv/bin/python -m pip install --quiet 'ansible-core==$want.*' pytest pytest-xdist ansible-runner rich pyyaml jinja2
 PATH=/root/venv/bin:\$PATH PYTHONPATH=src /root/venv/bin/python $check"
