@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -186,7 +187,11 @@ def _log(sources: Sources) -> Fact[KernelLog]:
     joined, used, refusal = KernelLog(), [], ""
     for entry in sources.entries("kernel_log", "qemu.log"):
         try:
-            joined = kernel_log.join(joined, kernel_log.parse(entry.text))
+            read = kernel_log.parse(entry.text)
+            if entry.pasted or entry.truncated:
+                # Its end or its middle may be missing, whatever it starts with.
+                read = replace(read, from_boot=False)
+            joined = kernel_log.join(joined, read)
         except RefusedError as error:
             refusal = refusal or f"{entry.source}: {error}"
             continue

@@ -241,7 +241,9 @@ def _faults(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             yield no_gpu(snapshot)
         else:
             yield verdict(
-                "pass", "The kernel log names no refused access of a GPU (which proves nothing by itself)", log
+                "pass" if log.value.from_boot else "info",
+                "The kernel log names no refused access of a GPU (which proves nothing by itself)",
+                log,
             )
 
 

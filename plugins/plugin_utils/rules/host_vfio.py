@@ -461,9 +461,12 @@ def _reset_method(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
                 excerpt_of(gpu, methods),
                 subject=gpu.bdf,
             )
-        elif snapshot.kernel.log.known:
+        elif snapshot.kernel.log.value is not None:
             yield verdict(
-                "pass", f"The kernel log names no failed reset of {gpu.bdf}", snapshot.kernel.log, subject=gpu.bdf
+                "pass" if snapshot.kernel.log.value.from_boot else "info",
+                f"The kernel log names no failed reset of {gpu.bdf}",
+                snapshot.kernel.log,
+                subject=gpu.bdf,
             )
         else:
             yield verdict(
