@@ -65,3 +65,34 @@ def generation(device_id: int) -> Generation:
         if first <= device_id <= last:
             return known
     return NEWER
+
+
+# Compute capability without its dot (120 is 12.0), from the chip that pci.ids names for each block of device ids and
+# NVIDIA's list of CUDA GPUs. Within a generation only some chips differ: GA100, GB10 and the Maxwell ones.
+_CAPABILITIES: tuple[tuple[int, int, int], ...] = (
+    (0x1340, 0x13BF, 50),  # GM107, GM108
+    (0x13C0, 0x15EF, 52),
+    (0x15F0, 0x15FF, 60),  # GP100
+    (0x1600, 0x173F, 52),
+    (0x1740, 0x17BF, 50),  # GM108
+    (0x17C0, 0x17FF, 52),
+    (0x1B00, 0x1D7F, 61),
+    (0x1D80, 0x1DFF, 70),
+    (0x1E00, 0x1FFF, 75),
+    (0x2080, 0x20FF, 80),  # GA100
+    (0x2100, 0x21FF, 75),
+    (0x2200, 0x22FF, 86),
+    (0x2300, 0x23FF, 90),
+    (0x2400, 0x25FF, 86),
+    (0x2600, 0x28FF, 89),
+    (0x2900, 0x29FF, 100),  # GB100
+    (0x2B80, 0x2DFF, 120),
+    (0x2E00, 0x2EFF, 121),  # GB10
+    (0x2F00, 0x2FFF, 120),
+    (0x3180, 0x31FF, 103),  # GB110
+)
+
+
+def compute_capability(device_id: int) -> int | None:
+    """Return the compute capability of a PCI device id, without its dot, or None where it is not known."""
+    return next((known for first, last, known in _CAPABILITIES if first <= device_id <= last), None)

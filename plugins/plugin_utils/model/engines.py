@@ -1,5 +1,7 @@
 """What Peerlane knows of each inference engine, as data: the roles and modules ask here and nowhere else.
 
+What a release needs of a host (Python, driver, GPUs, C library) is in ``engine_versions.yml``.
+
 The argument names of llama_cpp are those of its launcher (``roles/inference_engine/files/llama_cpp/serve.py``), which
 follow llama-server. Its CPU needs were measured: without AVX2 the wheel ends with SIGILL.
 """
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..core.errors import InputError
+from . import engine_matrix
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ ENGINES: Mapping[str, Engine] = {
         versions={"2026.10.11549": "llama_cpp/2026.10.11549.lock"},
         launcher="llama_cpp/serve.py",
         module="xllamacpp",
-        oldest_python=(3, 10),
-        cpu_flags=("avx2", "fma", "f16c", "bmi2"),
+        oldest_python=engine_matrix.oldest_python("llama_cpp"),
+        cpu_flags=engine_matrix.build("llama_cpp").cpu_flags,
         formats=("gguf",),
         arguments={
             "model": "--model",
@@ -65,8 +68,8 @@ ENGINES: Mapping[str, Engine] = {
     ),
 }
 
-# Engines that the interface is made for and that a later release brings.
-PLANNED = ("sglang", "vllm")
+# Engines of the version matrix that no role installs yet.
+PLANNED = tuple(name for name in engine_matrix.engines() if name not in ENGINES)
 
 
 def engine(name: str, where: str = "inference_engine_name") -> Engine:
