@@ -181,11 +181,9 @@ def _ensure_saved(paths: Paths, host: Host, scenario: Scenario, tree: Path, disk
         require_space(paths.images, SAVED_MIB, f"the saved state of scenario {host.scenario}")
         progress(f"{host.scenario}: booting and saving the scenario, once (1-3 minutes)")
         folder = paths.host(host.name)
-        vm_image.overlay(tree, paths, folder, f"{qemu.IMAGES}/{disk.name}/disk.raw", "raw")
         _write_gpus(folder, scenario)
         try:
-            _launch(paths, host, tree, disk.name, "plsave%d", "52:54:00:77:00:01", None)
-            _wait_agent(paths, host, BOOT_TIMEOUT_S)
+            _boot_to_save(paths, host, tree, disk, progress)
             with qemu.agent(folder, BOOT_TIMEOUT_S) as agent:
                 _prepare(agent, scenario)
                 spaces = {
@@ -205,6 +203,23 @@ def _ensure_saved(paths: Paths, host: Host, scenario: Scenario, tree: Path, disk
         finally:
             container.release(paths, host.name)
     return saved
+
+
+def _boot_to_save(paths: Paths, host: Host, tree: Path, disk: Path, progress: Progress) -> None:
+    """Boot the scenario from a fresh disk; once more where the machine was too busy for the guest's own time limits."""
+    folder = paths.host(host.name)
+    for again in (True, False):
+        vm_image.overlay(tree, paths, folder, f"{qemu.IMAGES}/{disk.name}/disk.raw", "raw")
+        try:
+            _launch(paths, host, tree, disk.name, "plsave%d", "52:54:00:77:00:01", None)
+            _wait_agent(paths, host, BOOT_TIMEOUT_S)
+        except LabError as error:
+            if not again or not is_running(paths, host.name):
+                raise
+            progress(f"{error}; booting it once more")
+            container.release(paths, host.name)
+        else:
+            return
 
 
 def _saved_fingerprint(scenario: Scenario, tree: Path) -> str:
