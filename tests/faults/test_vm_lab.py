@@ -23,7 +23,7 @@ from test_lab import IMAGES, REPOSITORY, Lab
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, snapshot
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import facts
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
-from peerlane.lab import container, scenarios, state, vm
+from peerlane.lab import scenarios, state, vm
 from peerlane.lab.scenarios import gpu_addresses
 from peerlane.lab.state import Paths
 
@@ -261,17 +261,19 @@ def test_an_up_that_was_killed_is_cleared_away(lab: Lab) -> None:
     assert "k1" not in state.load(lab.paths).hosts
 
 
-def test_two_hosts_of_one_scenario_are_two_hosts(lab: Lab) -> None:
-    lab.ok("up", "t1", "t2", "--kind", "vm", "--scenario", "switch", timeout_s=300)
-    try:
-        answers = [lab.ssh(name, "hostname; cat /sys/class/net/eth0/address").stdout.split() for name in ("t1", "t2")]
-        assert [answer[0] for answer in answers] == ["t1", "t2"]
-        assert answers[0][1] != answers[1][1]
-        clock = int(lab.ssh("t1", "date +%s").stdout)
-        assert abs(clock - time.time()) < 30
-        address = lab.row("t2")[6]
-        assert container.answers_ssh(address, 10)
-        greeting = f"import socket; print(socket.create_connection(('{address}', 22), 20).recv(3))"
-        assert lab.ssh("t1", f'python3 -c "{greeting}"').stdout == "b'SSH'\n"
-    finally:
-        lab.ok("down", "t1", "t2")
+def test_each_host_of_a_scenario_is_its_own_and_reaches_the_labs_containers(lab: Lab) -> None:
+    lab.ok("up", "c1")
+    container_address = lab.row("c1")[3]
+    greeting = f"import socket; print(socket.create_connection(('{container_address}', 22), 20).recv(3))"
+    own = []
+    for name in ("t1", "t2"):
+        lab.ok("up", name, "--kind", "vm", "--scenario", "switch", timeout_s=300)
+        own.append(
+            lab.ssh(name, "hostname; cat /sys/class/net/eth0/address; ssh-keygen -l -f /etc/ssh/*_key.pub").stdout
+        )
+        assert own[-1].startswith(f"{name}\n")
+        assert abs(int(lab.ssh(name, "date +%s").stdout) - time.time()) < 30
+        assert lab.ssh(name, f'python3 -c "{greeting}"').stdout == "b'SSH'\n"
+        lab.ok("down", name)
+    assert not set(own[0].splitlines()) & set(own[1].splitlines())
+    lab.ok("down", "c1")
