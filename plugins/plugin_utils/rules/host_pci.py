@@ -176,7 +176,10 @@ def _shared_uplink(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             common = next((bridge.bdf for bridge in way or () if bridge.bdf in above), None)
             if common:
                 shared.setdefault(common, []).extend([bdf, disk.bdf])
-    if not shared:
+    if not shared and not snapshot.pci.complete:
+        reason = "the list of PCI devices is only a part"
+        yield verdict("unknown", "Whether a disk shares a switch with a GPU is not known", reason=reason)
+    elif not shared:
         yield verdict(
             "pass",
             "No NVMe disk shares a switch with a GPU",
