@@ -14,6 +14,7 @@ from pathlib import Path
 from ..core.errors import InputError
 from ..core.evidence import HEAD_BYTES, MANIFEST, Content, Evidence, EvidenceSet, from_manifest
 from . import archive
+from .apart import apart
 from .recognise import is_silent, recognise
 from .text import NARROWEST
 from .tree import File, Folder, Listing, disk_file, in_memory, on_disk
@@ -121,10 +122,11 @@ class _Intake:
             return
         plain, below = self._sorted(listing)
         count = 0
-        own = self._loose(folder.name, plain)
+        own, *others = self._loose(folder.name, plain)
         if own.entries:
-            count += 1
-            yield folder.place, own
+            for machine in (own, *others):
+                count += 1
+                yield folder.place, machine
         for one in below:
             for host in self._below(one):
                 count += 1
@@ -220,10 +222,12 @@ class _Intake:
     def _loose_host(
         self, name: str, place: str, files: Sequence[File], cut: tuple[str, ...]
     ) -> Iterator[tuple[str, EvidenceSet]]:
-        evidence = self._loose(name, files)
+        evidence, *others = self._loose(name, files)
         evidence = replace(evidence, unrecognised=evidence.unrecognised + cut)
         if evidence.entries:
             yield place, evidence
+            for other in others:
+                yield place, other
         elif files:
             self._nothing_known(place, evidence)
 
@@ -232,12 +236,13 @@ class _Intake:
         more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         self._tell(f"holds nothing that Peerlane knows ({reasons[0]}{more})", place, _SAVE)
 
-    def _loose(self, host: str, files: Sequence[File]) -> EvidenceSet:
+    def _loose(self, host: str, files: Sequence[File]) -> list[EvidenceSet]:
+        """Return the host that the files tell of, and the guest whose outputs lie among them, where there is one."""
         found = Found()
         for file in files:
             if not is_silent(file.name.rpartition("/")[2]):
                 found.take(file.read(), file.name, file.place)
-        return found.evidence(host)
+        return apart(found.evidence(host), found.names, found.prompts)
 
     def _pasted(self, content: Content) -> Iterator[tuple[str, EvidenceSet]]:
         place = "standard input"
@@ -292,6 +297,8 @@ class Found:
     def __init__(self) -> None:
         self.entries: dict[str, Evidence] = {}
         self.unrecognised: list[str] = []
+        self.names: dict[str, str] = {}  # by entry: the file's name, and the host of the prompt in front of it
+        self.prompts: dict[str, str] = {}
         self._counts: dict[str, int] = {}
 
     def evidence(self, host: str) -> EvidenceSet:
@@ -334,6 +341,9 @@ class Found:
                     f"{left_out / 1048576:.0f} MiB in the middle or at the end are not"
                 )
             identity = self._free_id(one.source, Path(name).stem)
+            self.names[identity] = name
+            if one.segment.host:
+                self.prompts[identity] = one.segment.host
             self.entries[identity] = Evidence(
                 identity,
                 stdout=body,

@@ -31,7 +31,7 @@ _TOLD = re.compile(
     r"(?: [\w./=,:@-]{1,60}){0,8})"
 )
 # user@host:~# command, [user@host ~]$ command
-_PROMPT = re.compile(r"\s{0,8}[\[(]?[\w.-]{1,40}@[\w.-]{1,60}[^#$%>\n]{0,80}[#$%>]\s+(\S.*)$")
+_PROMPT = re.compile(r"\s{0,8}[\[(]?[\w.-]{1,40}@([\w.-]{1,60})[^#$%>\n]{0,80}[#$%>]\s+(\S.*)$")
 _BARE_PROMPT = re.compile(r"\s{0,8}[$#]\s+(?:sudo\s+)?(?:LC_ALL=\S+\s+)?((\S+).*)$")
 _TAIL_HEADER = re.compile(r"==> (/\S+) <==$")
 # Behind a bare `#` only these words make a command: it may as well start a comment.
@@ -76,12 +76,13 @@ _COMMANDS = frozenset(
 class Segment:
     """One output: its text, the command that stands in front of it ("" where none does), and where it starts.
 
-    ``line`` counts from 1; 0 where the output is the whole text.
+    ``line`` counts from 1; 0 where the output is the whole text. ``host`` is the one that the prompt names.
     """
 
     text: str
     command: str = ""
     line: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _told(prose: list[str]) -> str:
 
 
 def _split_prompts(rows: list[str], start: int, told: str) -> list[Segment]:
-    segments: list[tuple[str, int, list[str]]] = [(told, start, [])]
+    segments: list[tuple[tuple[str, str], int, list[str]]] = [((told, ""), start, [])]
     for at, row in enumerate(rows):
         command = _prompt(row)
         if command is not None and row.lstrip().startswith("#") and _in_comments(rows, at):
@@ -192,7 +193,7 @@ def _split_prompts(rows: list[str], start: int, told: str) -> list[Segment]:
             segments.append((command, max(start, 1) + at, []))
     first, *others = segments
     kept = [first] if any(map(str.strip, first[2])) else []
-    return [Segment("\n".join([*part, ""]), command, line) for command, line, part in [*kept, *others]]
+    return [Segment("\n".join([*part, ""]), command, line, host) for (command, host), line, part in [*kept, *others]]
 
 
 def _in_comments(rows: list[str], at: int) -> bool:
@@ -200,17 +201,18 @@ def _in_comments(rows: list[str], at: int) -> bool:
     return any(row.lstrip().startswith("#") for row in [*rows[max(at - 1, 0) : at], *rows[at + 1 : at + 2]])
 
 
-def _prompt(row: str) -> str | None:
+def _prompt(row: str) -> tuple[str, str] | None:
+    """Return the command that a prompt stands before, with the host that the prompt names."""
     if len(row) > 500:
         return None
     tail = _TAIL_HEADER.match(row)
     if tail:
-        return f"cat {tail[1]}"
+        return f"cat {tail[1]}", ""
     full = _PROMPT.match(row)
     if full:
-        return full[1].strip().removeprefix("sudo ")
+        return full[2].strip().removeprefix("sudo "), full[1].rstrip(".:")
     bare = _BARE_PROMPT.match(row)
-    return bare[1].strip() if bare and bare[2] in _COMMANDS else None
+    return (bare[1].strip(), "") if bare and bare[2] in _COMMANDS else None
 
 
 def sources_of(segment: Segment, name: str) -> tuple[str, ...]:

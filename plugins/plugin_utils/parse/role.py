@@ -41,11 +41,13 @@ def decide(
 ) -> Fact[Role]:
     """Return the role with the line that tells it, or unknown with what to collect.
 
-    A hypervisor's own files and processes come first (it may itself be a guest), then a virtual machine's marks, then
-    weaker marks of a hypervisor, then ``systemd-detect-virt``'s or the processor's word that nothing is virtual.
+    A hypervisor's own files and processes come first (it may itself be a guest), then the inventory, then a virtual
+    machine's marks, then weaker marks of a hypervisor, then ``systemd-detect-virt``'s or the processor's word that
+    nothing is virtual.
     """
     told = (
         _hypervisor_files(sources)
+        or _guest_by_inventory(sources)
         or _guest_by_name(machine, cpu, kernel)
         or _guest_by_devices(pci, gpus.value or ())
         or _hypervisor_marks(sources, kernel, pci)
@@ -76,6 +78,16 @@ def _hypervisor_files(sources: Sources) -> Fact[Role] | None:
         if entry.stdout.strip():
             return Fact("hypervisor", entry.source, first_line(entry.stdout, r"\S"))
     return None
+
+
+def _guest_by_inventory(sources: Sources) -> Fact[Role] | None:
+    """Read what the inventory says, or that its hypervisor's outputs lay in the same paste (``apart``)."""
+    hypervisor = sources.evidence.inventory.get("hypervisor")
+    if not hypervisor:
+        return None
+    if any(entry.pasted for entry in sources.evidence):
+        return Fact("guest", "paste", f"beside the outputs of its hypervisor {hypervisor}")
+    return Fact("guest", "inventory", f"hypervisor: {hypervisor}")
 
 
 def _guest_by_name(machine: Machine, cpu: Cpu, kernel: Kernel) -> Fact[Role] | None:

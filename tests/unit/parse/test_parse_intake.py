@@ -390,13 +390,9 @@ def test_a_bug_report_in_markdown_is_read_block_by_block(tmp_path):
     report = REPORT.format(topo=TOPO, p2p=P2P.replace("\n", "\n> ").removesuffix("> "))
     for name, text in (("a.md", report), ("b.md", report.replace("\n", "\r\n"))):
         (tmp_path / name).write_text(text, newline="")
-        (host,) = intake.read([tmp_path / name])
-        assert list(host.entries) == [
-            "nvidia_smi.topo_m",
-            "detect_virt.vm",
-            "nvidia_smi.topo_p2p_w",
-            "pve.conf.101",
-        ]
+        host, guest = intake.read([tmp_path / name])
+        assert list(guest.entries) == ["nvidia_smi.topo_m", "detect_virt.vm", "nvidia_smi.topo_p2p_w"]
+        assert list(host.entries) == ["pve.conf.101"]
         line = report.splitlines().index("````") + 2
         assert host.unrecognised == (f"{name}:{line}: no output that Peerlane knows",)
 
