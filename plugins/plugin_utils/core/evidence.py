@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import InputError
+from .values import fast_init
 
 EVIDENCE_SCHEMA = "peerlane.evidence/1"
 MANIFEST = "manifest.json"
@@ -26,6 +27,7 @@ MANIFEST = "manifest.json"
 _SOURCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:+-]*")
 
 
+@fast_init
 @dataclass(frozen=True)
 class Evidence:
     """One source that was read on one machine.
@@ -98,6 +100,7 @@ HEAD_BYTES = 16 * 1024 * 1024
 TAIL_BYTES = 4 * 1024 * 1024
 
 
+@fast_init
 @dataclass(frozen=True)
 class Content:
     """The bytes of a file, or the ``reason`` why there are none. Of a large file: its head and its tail."""

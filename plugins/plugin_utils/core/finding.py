@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .plain import plain
+from .values import fast_init
 
 State = Literal["pass", "fail", "warn", "info", "unknown", "not_applicable"]
 Severity = Literal["critical", "high", "medium", "low", "info"]
@@ -20,6 +21,7 @@ RUNG_CLAIMED, RUNG_COPIED, RUNG_DELIVERED, RUNG_REDUCED, RUNG_SERVED = range(5)
 RUNGS = ("claimed", "copied", "delivered", "reduced", "served")
 
 
+@fast_init
 @dataclass(frozen=True)
 class Excerpt:
     """The lines of one evidence source that a finding stands on."""
@@ -37,6 +39,7 @@ class Gain:
     source: str
 
 
+@fast_init
 @dataclass(frozen=True)
 class Fix:
     """What a person would do. ``steps`` are commands or edits to copy, in order."""
@@ -48,6 +51,7 @@ class Fix:
     risk: str = ""
 
 
+@fast_init
 @dataclass(frozen=True)
 class Finding:
     """One verdict of one rule about one subject of one host.

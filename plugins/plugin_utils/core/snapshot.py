@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, TypeVar
 from .measurement import Measurement
 from .plain import plain
 from .runtime import Engine, EngineLog, NcclLog, NcclTopology, P2pCache
+from .values import fast_init
 
 SNAPSHOT_SCHEMA = "peerlane.snapshot/1"
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 Role = Literal["bare_metal", "hypervisor", "guest"]
 
 
+@fast_init
 @dataclass(frozen=True)
 class Fact(Generic[T]):
     """A value that was read, or the reason why it was not.
@@ -51,6 +53,7 @@ NOT_READ: Fact[Any] = unknown("not collected")
 # --- machine, cpu, kernel -------------------------------------------------------------------------------------------
 
 
+@fast_init
 @dataclass(frozen=True)
 class Machine:
     """What the machine says it is (``systemd-detect-virt``, DMI)."""
@@ -91,6 +94,7 @@ class HugePages:
     free: int
 
 
+@fast_init
 @dataclass(frozen=True)
 class Memory:
     """The machine's memory, and what shares or reserves it."""
@@ -125,6 +129,7 @@ class CommandLine:
         return any(name == key for name, _ in self.tokens)
 
 
+@fast_init
 @dataclass(frozen=True)
 class LogLine:
     """One kernel message: the time as printed (may be empty), the text without time and host name."""
@@ -231,6 +236,7 @@ class BootTool:
     partitions: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)  # id -> uefi|grub -> kernels
 
 
+@fast_init
 @dataclass(frozen=True)
 class Kernel:
     """The running kernel and how it is booted."""
@@ -259,6 +265,7 @@ class Kernel:
 # --- PCI ------------------------------------------------------------------------------------------------------------
 
 
+@fast_init
 @dataclass(frozen=True)
 class Region:
     """One BAR. ``address`` is None where it is unassigned, ignored or virtual."""
@@ -297,6 +304,7 @@ class Window:
         return max(self.end - self.start + 1, 0)
 
 
+@fast_init
 @dataclass(frozen=True)
 class PciFunction:
     """One PCI function, from ``lspci`` or sysfs or both. ``bdf`` always carries its domain: ``0000:01:00.0``."""
@@ -358,6 +366,7 @@ class PciFunction:
         return self.class_code == "0604"
 
 
+@fast_init
 @dataclass(frozen=True)
 class Approval:
     """The NVIDIA P2P approval capability in a function's config space.
@@ -437,6 +446,7 @@ class GpuSample:
     pstate: str | None = None
 
 
+@fast_init
 @dataclass(frozen=True)
 class Gpu:
     """One GPU as ``nvidia-smi`` tells it. A cell that holds no value (``[N/A]``, ``ERR!``) is None here."""
@@ -528,6 +538,7 @@ class P2pMatrix:
 # --- virtual machines of a hypervisor -------------------------------------------------------------------------------
 
 
+@fast_init
 @dataclass(frozen=True)
 class HostPci:
     """One ``hostpciN`` line of a Proxmox VM: ``paths`` as written, without ``host=``, or a ``mapping``."""
@@ -555,6 +566,7 @@ class HostPci:
         return any("." not in path for path in self.paths)
 
 
+@fast_init
 @dataclass(frozen=True)
 class VmConfig:
     """One VM: the active part of its file, and what is only pending, saved or really running.
@@ -610,6 +622,7 @@ class MappingClaim:
     line: str = ""
 
 
+@fast_init
 @dataclass(frozen=True)
 class Vm:
     """The virtual machines of a hypervisor, and the files and limits that their settings refer to."""
@@ -705,6 +718,7 @@ class FabricReport:
     source: str = ""
 
 
+@fast_init
 @dataclass(frozen=True)
 class NvidiaSmi:
     """How ``nvidia-smi`` answered.
@@ -722,6 +736,7 @@ class NvidiaSmi:
     lost_reasons: tuple[str, ...] = ()  # why, one for each of ``lost``
 
 
+@fast_init
 @dataclass(frozen=True)
 class Driver:
     """The NVIDIA driver: what runs, what lies on disk, what the packages say."""

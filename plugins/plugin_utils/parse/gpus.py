@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
-from typing import Any
 
 from ..core.snapshot import Gpu, MigInstance
+from ..core.values import changed
 
 _CUT = "..."
+_EMPTY: tuple[object, ...] = (None, "", (), {})
 
 
 def merge(readings: Iterable[tuple[str, Sequence[Gpu]]]) -> tuple[Gpu, ...]:
@@ -21,7 +21,7 @@ def merge(readings: Iterable[tuple[str, Sequence[Gpu]]]) -> tuple[Gpu, ...]:
         for gpu in gpus:
             at = next((at for at, known in enumerate(merged) if _same(known, gpu)), None)
             if at is None:
-                merged.append(replace(gpu, sources=(source,)))
+                merged.append(changed(gpu, sources=(source,)))
             else:
                 merged[at] = _join(merged[at], gpu, source)
     return tuple(sorted(merged, key=lambda gpu: (gpu.index is None, gpu.index or 0, gpu.bus_id)))
@@ -37,21 +37,22 @@ def _same(first: Gpu, second: Gpu) -> bool:
 
 
 def _join(first: Gpu, second: Gpu, source: str) -> Gpu:
-    filled: dict[str, Any] = {
-        one.name: getattr(second, one.name)
-        for one in fields(Gpu)
-        if one.name not in ("raw", "sources", "blank") and getattr(first, one.name) in (None, "", (), {})
+    known = vars(first)
+    filled = {
+        name: value
+        for name, value in vars(second).items()
+        if known[name] in _EMPTY and name not in ("raw", "sources", "blank")
     }
     if first.mig_instances and second.mig_instances:
         filled["mig_instances"] = _instances(first, second)
     if first.name.endswith(_CUT) and not second.name.endswith(_CUT) and second.name:
         filled["name"] = second.name
-    joined = replace(first, **filled, raw={**second.raw, **first.raw})
-    return replace(
+    joined = changed(first, **filled, raw={**second.raw, **first.raw})
+    return changed(
         joined,
         sources=tuple(dict.fromkeys([*first.sources, source])),
         # What one output printed without a value, another may tell.
-        blank=frozenset(name for name in first.blank | second.blank if getattr(joined, name) in (None, "", (), {})),
+        blank=frozenset(name for name in first.blank | second.blank if getattr(joined, name) in _EMPTY),
     )
 
 
@@ -60,7 +61,7 @@ def _instances(first: Gpu, second: Gpu) -> tuple[MigInstance, ...]:
     joined = {one.index: one for one in first.mig_instances}
     for one in second.mig_instances:
         known = joined.get(one.index, one)
-        joined[one.index] = replace(
+        joined[one.index] = changed(
             known,
             profile=known.profile or one.profile,
             memory_total_mib=known.memory_total_mib or one.memory_total_mib,

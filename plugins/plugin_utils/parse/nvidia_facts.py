@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from ..core.evidence import Evidence
 from ..core.snapshot import NOT_READ, Fact, Gpu, GpuProcess, GpuSample, NvidiaSmi, NvLinks
+from ..core.values import changed
 from . import gpus as gpu_list
 from . import nvidia_query, nvidia_smi, nvlink
 from .facts import Reading, Sources
@@ -37,13 +38,13 @@ def smi(sources: Sources) -> Fact[NvidiaSmi]:
         return sources.missing("nvidia_smi")
     entry, chosen = next((one for one in answers if one[1].state in _SMI_FAILURES), answers[0])
     for _, other in answers:
-        chosen = replace(
+        chosen = changed(
             chosen,
             driver_version=chosen.driver_version or other.driver_version,
             cuda_version=chosen.cuda_version or other.cuda_version,
         )
     lost = {bus: why for _, one in answers for bus, why in zip(one.lost, one.lost_reasons, strict=True)}
-    chosen = replace(chosen, lost=tuple(lost), lost_reasons=tuple(lost.values()))
+    chosen = changed(chosen, lost=tuple(lost), lost_reasons=tuple(lost.values()))
     excerpt = chosen.message or first_line(entry.text[:4096], r"NVIDIA-SMI \d|Driver Version|^GPU \d+: ")
     return Fact(chosen, entry.source, excerpt)
 

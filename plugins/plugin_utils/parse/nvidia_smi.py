@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ..core.snapshot import Gpu, GpuProcess, GpuSample, MigInstance, NvidiaSmi
+from ..core.values import changed
 from .nvidia_values import mode, number, program, value, whole
 from .text import RefusedError, address, lines
 
@@ -66,7 +66,7 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
             library = _LIBRARY.search(folded)
             message = next((row.strip() for row in rows if found[0][:24] in row), found[0])
             version = library[1] if library else None
-            return replace(
+            return changed(
                 versions,
                 state=state,
                 rc=rc,
@@ -79,14 +79,14 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
         return NvidiaSmi("not_found", rc, next((row.strip() for row in rows if row.strip()), ""))
     if rc not in (None, 0):
         message = next((row.strip() for row in reversed(rows) if row.strip()), "")
-        return replace(versions, state=_BY_RC.get(rc, "error"), rc=rc, message=message)
+        return changed(versions, state=_BY_RC.get(rc, "error"), rc=rc, message=message)
     if not (
         versions.driver_version
         or _BANNER.search(clean)
         or any(_LISTED.match(row) for row in rows if len(row) < _LONGEST_ROW)
     ):
         raise RefusedError("holds no nvidia-smi banner and no known failure text")
-    return replace(versions, state="ok", rc=rc)
+    return changed(versions, state="ok", rc=rc)
 
 
 def _reason(words: str) -> str:
@@ -117,7 +117,7 @@ def gpu_list(text: str) -> tuple[Gpu, ...]:
             gpus.append(Gpu(index=int(listed[1]), name=listed[2], uuid=listed[3] or "", mig_devices=None))
         elif gpus and (part := _LISTED_MIG.match(row)):
             instances = (*gpus[-1].mig_instances, MigInstance(int(part[2]), part[1]))
-            gpus[-1] = replace(gpus[-1], mig="Enabled", mig_devices=len(instances), mig_instances=instances)
+            gpus[-1] = changed(gpus[-1], mig="Enabled", mig_devices=len(instances), mig_instances=instances)
     if not gpus:
         raise RefusedError("lists no GPU")
     return tuple(gpus)
@@ -140,7 +140,7 @@ def table(text: str) -> tuple[Gpu, ...]:
         )
         state = _ROW_STATE.match(rows[position + 1]) if position + 1 < len(rows) else None
         if state:
-            gpu = replace(
+            gpu = changed(
                 gpu,
                 temperature_c=whole(state[2]),
                 pstate=value(state[3]),
@@ -152,8 +152,8 @@ def table(text: str) -> tuple[Gpu, ...]:
                 compute_mode=value(state[9]),
             )
         mig = _ROW_MIG.match(rows[position + 2]) if position + 2 < len(rows) else None
-        gpu = replace(gpu, mig=mode(mig[1]) if mig else None)
-        gpus.append(replace(gpu, blank=_blank(gpu, has_state=state is not None, has_mig=mig is not None)))
+        gpu = changed(gpu, mig=mode(mig[1]) if mig else None)
+        gpus.append(changed(gpu, blank=_blank(gpu, has_state=state is not None, has_mig=mig is not None)))
     return tuple(gpus)
 
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any
 
 from ..core.snapshot import Approval, PciFunction
+from ..core.values import changed
 from . import pci_config
-
-# What an absent value looks like; for these the other source may know better.
-_ABSENT: tuple[object, ...] = (None, "", (), False)
 
 
 def merge(first: Mapping[str, PciFunction], *others: Mapping[str, PciFunction]) -> dict[str, PciFunction]:
@@ -23,14 +19,12 @@ def merge(first: Mapping[str, PciFunction], *others: Mapping[str, PciFunction]) 
 
 
 def _join(first: PciFunction, second: PciFunction) -> PciFunction:
-    filled: dict[str, Any] = {}
-    for one in fields(PciFunction):
-        mine, theirs = getattr(first, one.name), getattr(second, one.name)
-        # "" as a driver is a reading (none bound); for every other text it means: not told.
-        is_reading = one.name == "driver" and mine is not None
-        if not is_reading and (mine in _ABSENT or mine == {}) and theirs not in _ABSENT:
-            filled[one.name] = theirs
-    return replace(first, **filled)
+    known = vars(first)
+    # An absent value is None, "", (), False or {}; but a mapping that the other source read is a reading, also {}.
+    filled = {name: value for name, value in vars(second).items() if not known[name] and (value or value == {})}
+    if first.driver is not None:
+        filled.pop("driver", None)  # "" as a driver is a reading (none bound); for every other text it means: not told
+    return changed(first, **filled) if filled else first
 
 
 def approvals(functions: Mapping[str, PciFunction]) -> dict[str, Approval]:

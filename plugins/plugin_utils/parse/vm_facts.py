@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TypeVar
 
 from ..core.evidence import Evidence
 from ..core.snapshot import Fact, MappingClaim, Vm, VmConfig, unknown
+from ..core.values import changed
 from . import kernel, libvirt, platform, proxmox
 from .facts import Reading, Sources, said
 from .text import RefusedError, files, shorten, whole_number
@@ -78,7 +78,7 @@ def _proxmox_configs(sources: Sources) -> tuple[dict[str, VmConfig], str]:
     for vmid, config in configs.items():
         waiting = pending.get(vmid) or (pending.get("") if alone else None)
         if waiting:
-            config = replace(
+            config = changed(
                 config,
                 pending={**(config.pending or {}), **waiting.new},
                 pending_deletes=tuple(dict.fromkeys((*config.pending_deletes, *waiting.deletes))),
@@ -87,7 +87,7 @@ def _proxmox_configs(sources: Sources) -> tuple[dict[str, VmConfig], str]:
         config = _with_process(config, _of_vm(running, vmid, alone), sources, "pve.running")
         words = _of_vm(planned, vmid, alone)
         if words:
-            config = replace(config, planned_arguments=Fact(words, "pve.showcmd", shorten(_telling_words(words))))
+            config = changed(config, planned_arguments=Fact(words, "pve.showcmd", shorten(_telling_words(words))))
         configs[vmid] = config
     return configs, refusal
 
@@ -144,16 +144,16 @@ def _with_process(config: VmConfig, process: proxmox.Process | None, sources: So
     pasted = any(entry.pasted for entry in sources.entries(source))
     if process is None and not pasted and any(_lists_all(entry.stdout) for entry in sources.entries(source)):
         stopped: Fact[bool] = Fact(False, source, "")
-        return replace(config, running=stopped, running_arguments=unknown("the VM does not run", source))
+        return changed(config, running=stopped, running_arguments=unknown("the VM does not run", source))
     if process is None:
         reason = sources.missing(source)
-        return replace(config, running=reason, running_arguments=reason)
+        return changed(config, running=reason, running_arguments=reason)
     line = shorten(_telling_words(process.arguments))
 
     def told(value: T | None, words: str) -> Fact[T]:
         return unknown(f"{source} does not tell it", source) if value in (None, "") else Fact(value, source, words)
 
-    return replace(
+    return changed(
         config,
         running=Fact(True, source, line),
         running_arguments=unknown(f"{source} may be cut: the end of the arguments is not there", source)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..core.finding import SEVERITIES, Finding, Severity
 from ..core.snapshot import NOT_READ, Snapshot
+from ..core.values import changed
 
 # Importing a family puts its rules on the list.
 from . import (  # noqa: F401
@@ -92,7 +93,7 @@ def _apply(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> Iterator[Finding]:
         for one in _judged(rule, snapshot, fleet):
             found = as_finding(rule, snapshot.host, one)
             if found.state == "unknown" and found.reason in ("", NOT_READ.reason):
-                found = replace(found, reason=f"not collected: {', '.join(rule.looks_at)}")
+                found = changed(found, reason=f"not collected: {', '.join(rule.looks_at)}")
             yield found
 
 
@@ -114,7 +115,7 @@ def _pruned(finding: Finding, bad: set[tuple[str, str]]) -> Finding:
         host, _, rule = name.rpartition("/")
         if (host or finding.host, rule) in bad and (host or finding.host, rule) != (finding.host, finding.rule):
             kept.append(name)
-    return replace(finding, explains=tuple(kept))
+    return changed(finding, explains=tuple(kept))
 
 
 def order(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..core.finding import Excerpt
 from ..core.snapshot import HostPci, PciFunction, Snapshot, VmConfig
+from ..core.values import fast_init
 from .knowledge import number
 from .registry import Fleet, Judge, Verdict, verdict
 
@@ -17,6 +18,7 @@ _SMALL_VM_KEYS = ("smbios1", "vmgenid", "meta")
 _DISK_KEY = re.compile(r"(?:scsi|virtio|sata|ide)\d+")
 
 
+@fast_init
 @dataclass(frozen=True)
 class Passed:
     """One hostpci line with what is known of the device behind it.

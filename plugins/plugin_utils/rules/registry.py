@@ -8,15 +8,17 @@ never raises on odd input and never reads anything but its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.finding import Automation, Excerpt, Finding, Fix, Gain, Restart, Severity, State
 from ..core.snapshot import Fact, Role, Snapshot
+from ..core.values import changed, fast_init
 
 Fleet = Mapping[str, Snapshot]
 
 
+@fast_init
 @dataclass(frozen=True)
 class Verdict:
     """What a judge says of one subject. The rest of a finding comes from the rule (``as_finding``).
@@ -150,7 +152,7 @@ def as_finding(rule_: Rule, host: str, given: Verdict) -> Finding:
     severity = given.severity or (rule_.severity if given.state == "fail" else "low" if bad else "info")
     fix = given.fix
     if fix is not None:
-        fix = replace(
+        fix = changed(
             fix,
             restart=fix.restart if fix.restart != "none" else rule_.restart,
             automation=fix.automation if fix.automation != "never" else rule_.automation,
