@@ -114,7 +114,7 @@ def local_url(host: str, port: int) -> str:
 
 
 def _arguments(given: Mapping[str, Any] | Sequence[Any], own: Mapping[str, str]) -> list[str]:
-    words = _from_mapping(given) if isinstance(given, Mapping) else [str(word) for word in given]
+    words = words_of(given) if isinstance(given, Mapping) else [str(word) for word in given]
     for word in words:
         if "\n" in word or "\r" in word:
             raise InputError(f"{word!r} spans lines", "model_service_args", "write JSON values on one line")
@@ -128,7 +128,8 @@ def _arguments(given: Mapping[str, Any] | Sequence[Any], own: Mapping[str, str])
     return words
 
 
-def _from_mapping(given: Mapping[str, Any]) -> list[str]:
+def words_of(given: Mapping[str, Any]) -> list[str]:
+    """Return a dictionary of arguments as words: ``ctx_size: 8192`` becomes ``--ctx-size 8192``, true a bare flag."""
     words: list[str] = []
     for name, value in given.items():
         option = "--" + str(name).lstrip("-").replace("_", "-")

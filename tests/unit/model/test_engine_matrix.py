@@ -89,7 +89,8 @@ def test_a_host_without_a_driver_is_told_from_one_whose_driver_was_not_read():
     none = {"gpus": facts()["gpus"], "driver": {"version": None, "state": "no_driver"}}
 
     assert engine_matrix.host(none).driver_branch == 0
-    assert engine_matrix.host({"gpus": facts()["gpus"], "driver": {"version": None, "state": None}}).driver_branch is None
+    unread = {"gpus": facts()["gpus"], "driver": {"version": None, "state": None}}
+    assert engine_matrix.host(unread).driver_branch is None
 
 
 def test_what_the_audit_does_not_know_is_unknown_and_no_obstacle():
