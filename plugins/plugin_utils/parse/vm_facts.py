@@ -14,7 +14,7 @@ from .facts import Reading, Sources, said
 from .text import RefusedError, files, shorten, whole_number
 
 T = TypeVar("T")
-_ONE_A_LINE = re.compile(r"^[ \t]*-(?:id|name|device)[ \t\r]*$", re.MULTILINE)
+_ONE_A_LINE = re.compile(r"^[ \t]*(?:-(?:id|name|device)|# ==> vm [^\n]*)[ \t\r]*$", re.MULTILINE)
 
 
 def vm(sources: Sources) -> Vm:
