@@ -17,6 +17,7 @@ VERBS = (
     ("provision", "peerlane.provision", "turn hosts into serving ones: driver, engine, model, service"),
     ("doctor", "peerlane.doctor", "check SSH, sudo, Python, space and more before anything is changed"),
     ("collect", "peerlane.collect", "print a shell script that makes a snapshot on a machine without Ansible"),
+    ("models", "peerlane.models", "what each model needs: shapes, flags for each engine, how many GPUs it fits on"),
     ("rules", "peerlane.rules", "what each rule looks at, why, and what its fix risks"),
     ("init", "peerlane.init", "write a commented inventory to start from"),
     ("lab", "peerlane.lab.cli", "disposable hosts on this machine to try Peerlane on"),

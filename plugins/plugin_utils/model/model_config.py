@@ -62,21 +62,23 @@ def from_folder(folder: Path, known: Mapping[str, Profile] | None = None) -> Pro
 
 
 def _with_flags(made: Profile, known: Mapping[str, Profile]) -> Profile:
-    """Take the flags of a shipped profile over where it is the same model."""
-    for one in known.values():
-        same = set(one.architectures) & set(made.architectures) and _alike(one.shape, made.shape)
-        if same:
-            return replace(
-                made,
-                family=one.family,
-                flags=one.flags,
-                variables=one.variables,
-                forbidden=one.forbidden,
-                support=one.support,
-                checked_with=one.checked_with,
-                notes=(*made.notes, f"flags are those of the profile {one.name}, which has the same shape"),
-            )
-    return replace(made, notes=(*made.notes, "no profile has this shape: nothing is known about flags"))
+    """Take the flags of a profile over where it is the same model: first one with the very shape, then one alike."""
+    mine = set(made.architectures)
+    related = [one for one in known.values() if mine & set(one.architectures) and _alike(one.shape, made.shape)]
+    related.sort(key=lambda one: one.shape != made.shape)
+    if not related:
+        return replace(made, notes=(*made.notes, "no profile has this shape: nothing is known about flags"))
+    one = related[0]
+    return replace(
+        made,
+        family=one.family,
+        flags=one.flags,
+        variables=one.variables,
+        forbidden=one.forbidden,
+        support=one.support,
+        checked_with=one.checked_with,
+        notes=(*made.notes, f"flags are those of the profile {one.name}, which has the same shape"),
+    )
 
 
 def _alike(one: Shape, other: Shape) -> bool:
@@ -124,7 +126,7 @@ def _shape(data: Mapping[str, Any], where: str) -> Shape:
         attention=_attention(data, numbers, where),
         experts=experts,
         dense_layers=dense,
-        dense_width=width or 0,
+        dense_width=width if width and (dense or not experts) else 0,
         # MiniMax norms queries and keys over all heads, which takes one more reduction of 8 bytes for each layer.
         small_reduces_per_layer=1 if str(data.get("model_type", "")).lower() == "minimax_m2" else 0,
         tied_head=data.get("tie_word_embeddings") is True,
