@@ -6,6 +6,7 @@ could be taken for a reading.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -42,8 +43,9 @@ class Fact(Generic[T]):
         return self.value is not None
 
 
+@functools.lru_cache(maxsize=4096)
 def unknown(reason: str, source: str = "") -> Fact[Any]:
-    """Return a fact without a value."""
+    """Return a fact without a value. Two with the same words are one object: hosts lack much the same."""
     return Fact(None, source=source, reason=reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from ..core.snapshot import (
@@ -181,7 +182,8 @@ def p2p(sources: Sources) -> dict[str, Fact[P2pMatrix]]:
 
 
 def _matrix(sources: Sources, mode: str) -> Fact[P2pMatrix]:
-    def read(text: str) -> Reading[P2pMatrix]:
-        return p2p_text.parse(text, mode), shorten(p2p_text.excerpt(text))
+    return sources.fact(partial(_p2p_reading, mode), f"{_P2P}{mode}")
 
-    return sources.fact(read, f"{_P2P}{mode}")
+
+def _p2p_reading(mode: str, text: str) -> Reading[P2pMatrix]:
+    return p2p_text.parse(text, mode), shorten(p2p_text.excerpt(text))

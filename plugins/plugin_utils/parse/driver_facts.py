@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from ..core.snapshot import (
     AptChange,
@@ -163,14 +164,14 @@ def _dkms(sources: Sources) -> Fact[tuple[DkmsState, ...]]:
 
 
 def _packages(sources: Sources) -> Fact[Mapping[str, Package]]:
-    held = [name for entry in sources.entries("apt.holds") for name in packages.holds(entry.stdout)]
+    held = tuple(name for entry in sources.entries("apt.holds") for name in packages.holds(entry.stdout))
+    return sources.fact(partial(_dpkg, held), "dpkg")
 
-    def read(text: str) -> Reading[Mapping[str, Package]]:
-        found = packages.dpkg(text, held)
-        rows = [row.strip() for row in text.split("\n") if re.search(r"nvidia|cuda|nccl", row)]
-        return found, shorten(rows)
 
-    return sources.fact(read, "dpkg")
+def _dpkg(held: tuple[str, ...], text: str) -> Reading[Mapping[str, Package]]:
+    found = packages.dpkg(text, held)
+    rows = [row.strip() for row in text.split("\n") if re.search(r"nvidia|cuda|nccl", row)]
+    return found, shorten(rows)
 
 
 def _apt_history(sources: Sources) -> Fact[tuple[AptChange, ...]]:

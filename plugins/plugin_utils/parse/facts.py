@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, TypeVar
 
 from ..core.evidence import Evidence, EvidenceSet
@@ -17,6 +18,20 @@ _NOT_THERE = re.compile(r"No such file or directory|is not there|no file matches
 
 # What a parser gives to a fact: the value, and the verbatim lines that it stands on. None: the text says nothing of it.
 Reading = tuple[T, str] | None
+
+
+# Facts by reader, source and text, for all hosts: machines of one fleet answer much the same. What is longer than
+# this is hardly the same on two machines.
+_LONGEST_REMEMBERED = 32 * 1024
+_MOST_REMEMBERED = 8192
+_remembered: dict[Hashable, Fact[Any]] = {}
+
+
+def _identity(read: Callable[[str], Any]) -> Hashable:
+    """Return what names a reader that is made anew for each host, or None where it may know more than the text."""
+    if isinstance(read, partial):
+        return (read.func, read.args)
+    return None if getattr(read, "__closure__", None) else getattr(read, "__code__", None)
 
 
 class Sources:
@@ -37,16 +52,29 @@ class Sources:
         return [entry for source in sources for entry in self._by_source.get(source, ())]
 
     def fact(self, read: Callable[[str], Reading[T]], *sources: str) -> Fact[T]:
-        """Return the first reading that these sources give, or why none does."""
+        """Return the first reading that these sources give, or why none does.
+
+        ``read`` depends on nothing but the text, and on the words that it was made with.
+        """
         refusal = ""
         for entry in self.entries(*sources):
+            text = entry.text
+            named = _identity(read)
+            key = (named, entry.source, text) if named and len(text) < _LONGEST_REMEMBERED else None
+            if key in _remembered:
+                return _remembered[key]
             try:
-                reading = read(entry.text)
+                reading = read(text)
             except RefusedError as error:
                 refusal = refusal or f"{entry.source}: {error}"
                 continue
             if reading is not None:
-                return Fact(reading[0], entry.source, reading[1])
+                fact = Fact(reading[0], entry.source, reading[1])
+                if key is not None:
+                    if len(_remembered) >= _MOST_REMEMBERED:
+                        _remembered.clear()
+                    _remembered[key] = fact
+                return fact
             refusal = refusal or f"{entry.source} does not tell"
         return self.missing(*sources, refusal=refusal)
 

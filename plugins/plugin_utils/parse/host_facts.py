@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..core.snapshot import BootTool, CommandLine, Cpu, Fact, Initramfs, Kernel, KernelLog, Machine, Memory
 from . import kernel as kernel_text
@@ -44,12 +44,10 @@ def memory(sources: Sources) -> Memory:
     """Read the machine's memory, and what shares or reserves it."""
 
     def amount(name: str) -> Fact[int]:
-        return sources.fact(
-            lambda text: said(memory_text.amounts(text).get(name), text, rf"^\s*{name}:"), "proc.meminfo"
-        )
+        return sources.fact(partial(_amount, name), "proc.meminfo")
 
     def setting(name: str) -> Fact[int]:
-        return sources.fact(lambda text: said(memory_text.setting(text, name), text, rf"^\s*{name}:"), "memory")
+        return sources.fact(partial(_setting, name), "memory")
 
     return Memory(
         total_kib=amount("MemTotal"),
@@ -67,6 +65,14 @@ def memory(sources: Sources) -> Memory:
         node_cpus=sources.fact(_node_cpus, "memory", "numactl", "proc.cpuinfo"),
         zfs_arc_max_bytes=setting("zfs_arc_max"),
     )
+
+
+def _amount(name: str, text: str) -> Reading[int]:
+    return said(memory_text.amounts(text).get(name), text, rf"^\s*{name}:")
+
+
+def _setting(name: str, text: str) -> Reading[int]:
+    return said(memory_text.setting(text, name), text, rf"^\s*{name}:")
 
 
 def _node_cpus(text: str) -> Reading[Mapping[int, str]]:
@@ -136,11 +142,8 @@ def _is_proxmox(sources: Sources, kernel: Kernel) -> Fact[bool]:
 def cpu(sources: Sources) -> Cpu:
     """Read the first processor."""
 
-    def of(name: str, pattern: str) -> Fact[T]:
-        def read(text: str) -> Reading[T]:
-            return said(getattr(machine_text.processor(text), name), text, pattern)
-
-        return sources.fact(read, "proc.cpuinfo")
+    def of(name: str, pattern: str) -> Fact[Any]:
+        return sources.fact(partial(_of_processor, name, pattern), "proc.cpuinfo")
 
     return Cpu(
         vendor=of("vendor", r"^\s*vendor.id"),
@@ -150,6 +153,10 @@ def cpu(sources: Sources) -> Cpu:
         virtual_bits=of("virtual_bits", r"address sizes"),
         threads=of("threads", r"^\s*(?:processors|CPU\(s\))\s*:"),
     )
+
+
+def _of_processor(name: str, pattern: str, text: str) -> Reading[Any]:
+    return said(getattr(machine_text.processor(text), name), text, pattern)
 
 
 def kernel(sources: Sources) -> Kernel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from ..core.snapshot import Approval, PciFunction
@@ -27,6 +28,11 @@ def _join(first: PciFunction, second: PciFunction) -> PciFunction:
     return changed(first, **filled) if filled else first
 
 
+@functools.lru_cache(maxsize=1024)
+def _approval(config_hex: str) -> Approval:
+    return pci_config.approval(pci_config.read_hex(config_hex))
+
+
 def approvals(functions: Mapping[str, PciFunction]) -> dict[str, Approval]:
     """Decode the P2P approval capability of each NVIDIA display function whose configuration space was read.
 
@@ -36,7 +42,7 @@ def approvals(functions: Mapping[str, PciFunction]) -> dict[str, Approval]:
     for bdf, function in functions.items():
         if not (function.is_gpu and function.config_hex):
             continue
-        approval = pci_config.approval(pci_config.read_hex(function.config_hex))
+        approval = _approval(function.config_hex)
         if not (approval.state == "device_gone" and function.power_state == "D3cold"):
             found[bdf] = approval
     return found

@@ -5,6 +5,7 @@ Register layouts: PCI Express base specification; Linux ``include/uapi/linux/pci
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ UNPRIVILEGED_BYTES = 64
 _STANDARD_BYTES = 256
 _HEADER_BYTES = 4096
 
+_HEX = re.compile(r"[0-9a-fA-F]*")
 _VENDOR_SPECIFIC = 0x09
 _SIGNATURE = b"P2P"
 _MSI, _EXPRESS, _MSI_X = 0x05, 0x10, 0x11
@@ -49,12 +51,8 @@ _ACS_BITS = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "E
 
 def read_hex(config_hex: str) -> bytes:
     """Return the bytes of a hex dump without blanks; what is no hex ends it."""
-    digits = []
-    for digit in config_hex:
-        if digit not in "0123456789abcdefABCDEF":
-            break
-        digits.append(digit)
-    return bytes.fromhex("".join(digits[: len(digits) // 2 * 2]))
+    digits = _HEX.match(config_hex)
+    return bytes.fromhex(config_hex[: digits.end() // 2 * 2]) if digits else b""
 
 
 def approval(config: bytes) -> Approval:
