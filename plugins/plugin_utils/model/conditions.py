@@ -38,7 +38,10 @@ def sm_range(text: str, where: str = "") -> SmRange:
         if not match:
             raise InputError(f"{text!r} is no range of GPU architectures", where, 'write "120", "75-88" or "90+"')
         low = int(match[1])
-        bounds.append((low, int(match[2]) if match[2] else _HIGHEST_SM if match[3] else low))
+        high = int(match[2]) if match[2] else _HIGHEST_SM if match[3] else low
+        if high < low:
+            raise InputError(f"{part.strip()} ends before it begins", where, "write the lower architecture first")
+        bounds.append((low, high))
     return SmRange(tuple(bounds))
 
 

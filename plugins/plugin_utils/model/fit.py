@@ -32,6 +32,8 @@ ENGINES = ("vllm", "sglang")
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _GPUS_PER_HOST = 8
 
+_EXPERT_WIDTH = "an expert's width"
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -203,16 +205,16 @@ def impossible(shape: Shape, weights: Weights, layout: Layout) -> str:
                     for one in range(1, 65)
                     if width % one == 0 and (width // one) % weights.block == 0 and shape.heads % one == 0
                 ]
-                return (
-                    f"{name} of {share} for each GPU is no multiple of the FP8 block of {weights.block}: use tensor "
-                    f"parallel {_among(good)}" + ("" if layout.experts or not shape.experts else ", or expert parallel")
-                )
+                ways = [f"tensor parallel {_among(good)}"] if good else []
+                ways += ["expert parallel"] if name == _EXPERT_WIDTH else []
+                todo = f": use {', or '.join(ways)}" if ways else ""
+                return f"{name} of {share} for each GPU is no multiple of the FP8 block of {weights.block}{todo}"
     return ""
 
 
 def _widths(shape: Shape, layout: Layout) -> Iterable[tuple[str, int, int]]:
     if shape.experts and not layout.experts:
-        yield "an expert's width", shape.experts.width, layout.tensor
+        yield _EXPERT_WIDTH, shape.experts.width, layout.tensor
     if shape.dense_width and (shape.dense_layers or not shape.experts):
         yield "a dense layer's width", shape.dense_width, layout.tensor
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..core.errors import InputError
 from .model_profile import Profile, Weights
 from .model_shape import Experts, Gqa, Mla, Shape
+from .strict_yaml import MOST
 
 # A configuration is some kilobytes; an index of shards some megabytes.
 _MAX_BYTES = 64 * 1024 * 1024
@@ -46,7 +47,8 @@ def from_folder(folder: Path, known: Mapping[str, Profile] | None = None) -> Pro
     weights = _weights(quantisation, inner, size, str(place))
     if shape.experts is None:
         weights = replace(weights, other=weights.experts)
-    architectures = tuple(str(one) for one in data.get("architectures") or ())
+    named = data.get("architectures")
+    architectures = tuple(str(one) for one in named) if isinstance(named, list) else ()
     notes = [f"read from {place}", *([note] if note else [])]
     made = Profile(
         name=folder.resolve().name,
@@ -205,8 +207,8 @@ def _optional(data: Mapping[str, Any], names: tuple[str, ...], where: str) -> in
         value = data.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(f"{name} is {value!r}, and no whole number", where, "correct it")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+            raise InputError(f"{name} is {value!r}, and no whole number that makes sense", where, "correct it")
         return value
     return None
 

@@ -282,12 +282,10 @@ def profiles(own: Path | None = None) -> dict[str, Profile]:
         strict_yaml.check(mine, SCHEMA, complete=below is None)
         if family is None:
             raise InputError("family is missing", mine.name, f"add it: a new name, or one of {', '.join(documents)}")
-        if below is None:
-            documents[str(family)] = mine
-        else:
-            merged = Document(mine.name, strict_yaml.merge(below.data, mine.data), {**below.lines, **mine.lines})
-            strict_yaml.check(merged, SCHEMA)
-            documents[str(family)] = merged
+        data, lines = (below.data, below.lines) if below else ({}, {})
+        merged = Document(mine.name, strict_yaml.merge(data, mine.data), {**lines, **mine.lines})
+        strict_yaml.check(merged, SCHEMA)
+        documents[str(family)] = merged
     found: dict[str, Profile] = {}
     for document in documents.values():
         for profile in _family(document):
@@ -322,7 +320,12 @@ def _family(document: Document) -> list[Profile]:
     data = document.data
     rows = _rows(document)
     checked = {name: str(one["checked_with"]) for name, one in (data.get("engines") or {}).items()}
-    models = {name: one for name, one in data["models"].items() if one is not None}
+    models = data["models"]
+    bare = next((name for name, one in models.items() if not one["weights"]), "")
+    if bare:
+        raise InputError(
+            "weights are missing", document.where(("models", bare)), "add a checkpoint: bf16: {other: bf16}"
+        )
     _check_names(document, models, rows)
     found = []
     for name, model in models.items():
@@ -362,7 +365,6 @@ def _weights(rows: Mapping[str, Any]) -> dict[str, Weights]:
             source=str(row.get("source") or ""),
         )
         for name, row in rows.items()
-        if row is not None
     }
 
 

@@ -15,6 +15,9 @@ from ..core.errors import InputError
 # A person's file of settings; anything larger was named by mistake.
 _MAX_BYTES = 1024 * 1024
 
+# No count in a model's shape is anywhere near it.
+MOST = 10**9
+
 # libyaml's parser where PyYAML was built with it: ten times as fast, the same language.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -175,8 +178,8 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(value: Any, where: str) -> None:
-    """Check a whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    """Check a whole number from 0 to a thousand million."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
         raise InputError(f"{value!r} is no whole number", where, "write digits")
 
 

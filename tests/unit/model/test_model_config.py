@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 
 import pytest
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import model_config, model_profile
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.model import fit, model_config, model_profile
 
 PROFILES = model_profile.profiles()
 
@@ -239,3 +241,39 @@ def test_a_folder_that_is_none(tmp_path):
         model_config.from_folder(tmp_path / "gone")
     with pytest.raises(InputError, match=r"config\.json: does not exist"):
         model_config.from_folder(tmp_path)
+
+
+def broken(config, dice):
+    """The same configuration with one value, at any depth, replaced by one of another kind or taken away."""
+    made = copy.deepcopy(config)
+    node = made
+    while True:
+        key = dice.choice(list(node))
+        if not isinstance(node[key], dict) or not node[key] or dice.random() < 0.3:
+            break
+        node = node[key]
+    odd = [None, True, -1, 0, 3, 10**12, 1.5, "", "x", [], [1], {}, {"a": 1}]
+    if dice.random() < 0.2:
+        del node[key]
+    else:
+        node[key] = dice.choice(odd)
+    return made
+
+
+def test_a_broken_configuration_is_judged_or_refused_in_one_line(tmp_path):
+    dice = random.Random(7)
+    judged = refused = 0
+    for _ in range(400):
+        config = broken(dice.choice([DENSE, GLM, KIMI, MINIMAX, GPT_OSS]), dice)
+        try:
+            one = model_config.from_folder(folder(tmp_path, config), PROFILES)
+        except InputError as error:
+            assert "\n" not in error.line()
+            refused += 1
+            continue
+        for engine in fit.ENGINES:
+            assert fit.table(one, 8, fit.Request(engine, 95.6, 120))
+        judged += 1
+
+    assert judged > 50
+    assert refused > 50

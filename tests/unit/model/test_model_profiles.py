@@ -261,6 +261,10 @@ engines:
         (OWN, "family: glm-5\nshape: {layers: null}\n", "layers is missing"),
         (OWN, OWN.replace("tiny-one", "glm-5"), "a model glm-5 is in glm-5 too"),
         (OWN, "[" * 5000, "own.yml"),
+        ("layers: 2", "layers: 100000000000", "is no whole number"),
+        ("    weights:\n      bf16: {other: bf16}\n", "    weights: {}\n", "models.tiny-one: weights are missing"),
+        ("      bf16: {other: bf16}\n", "      bf16: null\n", "weights are missing"),
+        ("        why: a test\n", '        why: a test\n        sm: "120-90"\n', "120-90 ends before it begins"),
     ],
 )
 def test_a_slip_is_one_line_with_its_place(tmp_path, old, new, said):
@@ -273,6 +277,20 @@ def test_a_slip_is_one_line_with_its_place(tmp_path, old, new, said):
     assert said in caught.value.line()
     assert "\n" not in caught.value.line()
     assert "own.yml" in caught.value.line()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OWN.replace("value: 7", "value: null"), ["--seed"]),
+        (OWN.split("engines:")[0] + "engines: {vllm: null}\n", []),
+        (OWN.split("    recommended:")[0] + "    recommended: {seed: null}\n", []),
+    ],
+)
+def test_null_takes_away_in_a_new_family_too(tmp_path, text, expected):
+    one = model_profile.profile("tiny-one", own(tmp_path, text))
+
+    assert [row.words() for row in one.flags] == expected
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
