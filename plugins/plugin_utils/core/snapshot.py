@@ -355,7 +355,7 @@ class PciFunction:
     @property
     def is_gpu(self) -> bool:
         """Whether this is an NVIDIA display controller (class 03)."""
-        return self.is_nvidia and (self.class_code or "").startswith("03")
+        return self.vendor == "10de" and (self.class_code or "").startswith("03")
 
     @property
     def is_nvidia(self) -> bool:
@@ -394,6 +394,10 @@ class Pci:
 
     def gpus(self) -> tuple[PciFunction, ...]:
         """Return the NVIDIA display functions in bus order."""
+        return self._gpus
+
+    @functools.cached_property
+    def _gpus(self) -> tuple[PciFunction, ...]:
         functions = self.functions.value or {}
         return tuple(functions[bdf] for bdf in sorted(functions) if functions[bdf].is_gpu)
 

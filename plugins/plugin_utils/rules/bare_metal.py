@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..core.finding import Excerpt, Fix, Gain
 from ..core.snapshot import CommandLine, PciFunction, Snapshot
@@ -123,7 +123,7 @@ def _redirect(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         yield from _unnamed_ports(snapshot)
         return
     functions = snapshot.pci.functions.value or {}
-    ways = {gpu.bdf: bridges_above(snapshot, gpu.bdf) or [] for gpu in gpus}
+    ways = {gpu.bdf: bridges_above(snapshot, gpu.bdf) or () for gpu in gpus}
     above = {bridge.bdf: bridge for way in ways.values() for bridge in way}
     judged = False
     for bdf, bridge in sorted(above.items()):
@@ -165,7 +165,7 @@ def _redirect(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         )
 
 
-def _whole(way: list[PciFunction]) -> bool:
+def _whole(way: Sequence[PciFunction]) -> bool:
     """Whether every port's whole configuration space was read: then a missing capability is a reading."""
     return bool(way) and all(len(bridge.config_hex) == 2 * 4096 for bridge in way)
 

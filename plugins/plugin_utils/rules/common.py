@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..core.finding import Excerpt, Gain
 from ..core.snapshot import CommandLine, Fact, Gpu, LogLine, PciFunction, Snapshot
 from .knowledge import gpu_model, version_tuple
+from .views import view
 
 # What a remediation puts at stake beyond its own purpose. A rule appends the notes that touch it to its risk.
 SECURITY_NOTES: Mapping[str, str] = {
@@ -91,6 +92,7 @@ def listed_items(line: CommandLine, key: str) -> tuple[str, ...]:
 # --- GPUs -----------------------------------------------------------------------------------------------------------
 
 
+@view
 def gpu_count(snapshot: Snapshot) -> Fact[int]:
     """Return how many GPUs the machine surely has, or why that is not known. A cut paste proves no count."""
     if snapshot.pci.functions.known and snapshot.pci.complete:
@@ -109,6 +111,7 @@ def gpu_count(snapshot: Snapshot) -> Fact[int]:
     return Fact(reason=f"the number of GPUs is not known: {reason}")
 
 
+@view
 def driver_gpu_count(snapshot: Snapshot) -> int | None:
     """Return how many GPUs the driver showed in any of its outputs, or None where it showed none of them.
 
@@ -136,11 +139,13 @@ def device_id(gpu: Gpu) -> str | None:
     return None
 
 
+@view
 def has_no_gpu(snapshot: Snapshot) -> bool:
     """Whether a complete list of PCI functions holds no NVIDIA GPU."""
     return snapshot.pci.functions.known and snapshot.pci.complete and not snapshot.pci.gpus()
 
 
+@view
 def virtual_gpus(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the GPUs that are vGPUs or virtual functions: for them P2P over PCIe does not exist."""
     by_mode = [gpu.bus_id for gpu in snapshot.gpus.value or () if (gpu.virtualization_mode or "").upper() in VGPU_MODES]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..core.snapshot import Fact, Gpu, Snapshot
 from .common import counted, device_id, gpu_count, has_no_gpu, listed
 from .knowledge import GpuModel, gpu_model, gpu_model_by_name
 from .registry import Verdict, verdict
+from .views import view
 
 _NO_RECOVERY = ("none", "n/a", "[n/a]", "")
 
@@ -45,10 +46,11 @@ def recovery(gpu: Gpu) -> str:
     said = (gpu.recovery_action or "").lower()
     if said not in _NO_RECOVERY:
         return said
-    return "reset" if any("requires reset" in text for text in gpu.raw.values()) else ""
+    return "reset" if "requires reset" in "\n".join(gpu.raw.values()) else ""
 
 
-def models(snapshot: Snapshot) -> dict[str, GpuModel | None]:
+@view
+def models(snapshot: Snapshot) -> Mapping[str, GpuModel | None]:
     """Return what is known of each GPU, by PCI address or name."""
     found: dict[str, GpuModel | None] = {one.bdf: gpu_model(one.device) for one in snapshot.pci.gpus()}
     if not found:
@@ -73,6 +75,7 @@ def module_flavour(snapshot: Snapshot) -> Fact[str]:
     return Fact(reason=driver.loaded_flavour.reason or "neither the loaded module nor modinfo was read")
 
 
+@view
 def all_listed(snapshot: Snapshot) -> bool:
     """Whether the list of GPUs surely holds them all: a cut paste must not stand for the whole machine."""
     count = len(snapshot.gpus.value or ())
@@ -99,6 +102,7 @@ class Survey:
     silent: tuple[Gpu, ...]
 
 
+@view
 def survey(snapshot: Snapshot, *fields: str) -> Survey:
     """Sort the GPUs by whether they told these fields."""
     known, without, silent = [], [], []

@@ -62,6 +62,7 @@ def origins() -> dict[str, str]:
     return {name: str(row["origin"]) for section in sections.values() for name, row in section.items()}
 
 
+@functools.lru_cache(maxsize=4096)
 def version_tuple(text: str) -> tuple[int, ...]:
     """Return the leading dotted numbers of a version: ``6.12.118+deb13-amd64`` is (6, 12, 118)."""
     found = re.match(r"\D*(\d+(?:\.\d+)*)", text)
@@ -80,6 +81,7 @@ class GpuModel:
     stop_start_risk: bool
 
 
+@functools.lru_cache(maxsize=1024)
 def gpu_model(device: str | None) -> GpuModel | None:
     """Return what is known of this PCI device id (four hex digits), or None."""
     if not device or not re.fullmatch(r"[0-9a-fA-F]{4}", device):
@@ -109,6 +111,7 @@ class BadKernel:
     date: str
 
 
+@functools.lru_cache(maxsize=1024)
 def known_bad_kernel(release: str) -> BadKernel | None:
     """Return the first report that this kernel release matches, or None."""
     for row in _file("known_bad.yml")["kernels"]:
@@ -117,6 +120,7 @@ def known_bad_kernel(release: str) -> BadKernel | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
 def gpu_model_by_name(name: str) -> GpuModel | None:
     """Return the listed model that ``nvidia-smi`` names like this, or None. Only whole names count."""
     plain = re.sub(r"^(NVIDIA|Tesla)\s+", "", name.strip(), flags=re.IGNORECASE).lower()

@@ -13,6 +13,7 @@ from ..core.snapshot import HostPci, PciFunction, Snapshot, VmConfig
 from ..core.values import fast_init
 from .knowledge import number
 from .registry import Fleet, Judge, Verdict, verdict
+from .views import view
 
 _SMALL_VM_KEYS = ("smbios1", "vmgenid", "meta")
 _DISK_KEY = re.compile(r"(?:scsi|virtio|sata|ide)\d+")
@@ -49,6 +50,7 @@ def full_bdf(path: str) -> str:
     return path if path.count(":") >= 2 else f"0000:{path}"
 
 
+@view
 def passed(snapshot: Snapshot, config: VmConfig) -> tuple[Passed, ...]:
     """Return the hostpci lines of a VM, resolved as far as the evidence goes."""
     return tuple(_resolve(snapshot, line) for line in config.hostpci)
@@ -105,6 +107,7 @@ def _never_a_gpu(paths: Sequence[str]) -> bool:
     return bool(paths) and all("." in path and not path.endswith(".0") for path in paths)
 
 
+@view
 def gpu_lines(snapshot: Snapshot, config: VmConfig) -> tuple[Passed, ...]:
     """Return the hostpci lines of a VM that are GPUs or may be."""
     return tuple(one for one in passed(snapshot, config) if one.gpu is not False)
@@ -121,13 +124,16 @@ def peers_wanted(snapshot: Snapshot, config: VmConfig) -> bool | None:
     return True if sure == 0 else None
 
 
-def gpu_vms(snapshot: Snapshot) -> Iterator[tuple[VmConfig, tuple[Passed, ...]]]:
-    """Yield each VM that has GPUs passed through (or devices that may be GPUs), with those lines."""
-    for vmid in sorted(snapshot.vm.configs.value or {}, key=lambda one: (len(one), one)):
-        config = (snapshot.vm.configs.value or {})[vmid]
-        lines = gpu_lines(snapshot, config)
-        if lines:
-            yield config, lines
+@view
+def gpu_vms(snapshot: Snapshot) -> tuple[tuple[VmConfig, tuple[Passed, ...]], ...]:
+    """Return each VM that has GPUs passed through (or devices that may be GPUs), with those lines."""
+    configs = snapshot.vm.configs.value or {}
+    found = ((configs[vmid], gpu_lines(snapshot, configs[vmid])) for vmid in sorted(configs, key=_as_number))
+    return tuple((config, lines) for config, lines in found if lines)
+
+
+def _as_number(vmid: str) -> tuple[int, str]:
+    return len(vmid), vmid
 
 
 def config_is_whole(config: VmConfig, key: str = "") -> bool:

@@ -12,6 +12,7 @@ from .common import has_no_gpu, listed_items
 from .knowledge import gpu_model
 from .machines import Passed, gpu_vms
 from .registry import Verdict, verdict
+from .views import view
 
 HOST_ROLES: tuple[Role, ...] = ("bare_metal", "hypervisor")
 RDMA_CLASSES = ("0207", "0200")
@@ -19,6 +20,7 @@ FIRMWARE_RISK = "Firmware settings have to change: the machine is down for a whi
 REBOOT_RISK = "Reboots the hypervisor, and with it every guest."
 
 
+@view
 def vfio_ids(snapshot: Snapshot) -> frozenset[str]:
     """Return the ``vendor:device`` ids that modprobe options give to vfio-pci."""
     found: set[str] = set()
@@ -32,7 +34,8 @@ def vfio_ids(snapshot: Snapshot) -> frozenset[str]:
     return frozenset(found)
 
 
-def passed_gpus(snapshot: Snapshot) -> list[tuple[PciFunction, str, Passed | None]]:
+@view
+def passed_gpus(snapshot: Snapshot) -> tuple[tuple[PciFunction, str, Passed | None], ...]:
     """Return the GPUs meant for guests: those in VM files, else those named for vfio-pci. With the VM's id."""
     found: list[tuple[PciFunction, str, Passed | None]] = []
     for config, lines in gpu_vms(snapshot):
@@ -43,13 +46,13 @@ def passed_gpus(snapshot: Snapshot) -> list[tuple[PciFunction, str, Passed | Non
         by_driver = gpu.driver == "vfio-pci" and not snapshot.vm.configs.known
         if gpu.bdf not in seen and (f"{gpu.vendor}:{gpu.device}" in ids or by_driver):
             found.append((gpu, "", None))
-    return found
+    return tuple(found)
 
 
 def no_passed_gpu(snapshot: Snapshot) -> Verdict:
     """Say that no GPU is passed to a VM, or why that is not known."""
     configs, functions = snapshot.vm.configs, snapshot.pci.functions
-    if configs.known and not list(gpu_vms(snapshot)):
+    if configs.known and not gpu_vms(snapshot):
         return verdict("not_applicable", "No GPU is passed to a VM", reason="no VM has a GPU among its hostpci lines")
     if configs.known:
         reason = functions.reason or "the PCI functions that the hostpci lines name were not read"
@@ -63,7 +66,8 @@ def slot_of(bdf: str) -> str:
     return bdf.rpartition(".")[0]
 
 
-def bridges_above(snapshot: Snapshot, bdf: str) -> list[PciFunction] | None:
+@view
+def bridges_above(snapshot: Snapshot, bdf: str) -> tuple[PciFunction, ...] | None:
     """Return the bridges from a function up to the root, or None where the way is not known."""
     functions = snapshot.pci.functions.value or {}
     way: list[PciFunction] = []
@@ -71,10 +75,11 @@ def bridges_above(snapshot: Snapshot, bdf: str) -> list[PciFunction] | None:
     while parent in functions and functions[parent] not in way:
         way.append(functions[parent])
         parent = functions[parent].parent or ""
-    return way or None
+    return tuple(way) or None
 
 
-def host_gpus(snapshot: Snapshot) -> list[PciFunction]:
+@view
+def host_gpus(snapshot: Snapshot) -> tuple[PciFunction, ...]:
     """Return the NVIDIA GPUs of the host; a tree without classes names them by a device id that is known."""
     functions = snapshot.pci.functions.value or {}
     found = list(snapshot.pci.gpus())
@@ -83,7 +88,7 @@ def host_gpus(snapshot: Snapshot) -> list[PciFunction]:
         model = gpu_model(one.device) if one.is_nvidia and one.class_code is None and bdf.endswith(".0") else None
         if model is not None and model.name:
             found.append(one)
-    return found
+    return tuple(found)
 
 
 def excerpt_of(function: PciFunction, *parts: str) -> Excerpt:

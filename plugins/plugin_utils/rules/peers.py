@@ -10,6 +10,7 @@ from ..core.measurement import Measurement, Pair
 from ..core.snapshot import Fact, P2pMatrix, Snapshot
 from .common import gpu_count, listed
 from .registry import Verdict, verdict
+from .views import view
 
 # Reads, writes, or both in one table. Atomics over PCIe are never granted, so mode a is not judged.
 JUDGED_MODES = ("r", "w", "rw")
@@ -83,6 +84,7 @@ def components(nodes: Iterable[str], edges: Iterable[Pair]) -> tuple[tuple[str, 
     return tuple(found)
 
 
+@view
 def grants(snapshot: Snapshot) -> Grants | None:
     """Return what ``nvidia-smi topo -p2p`` says for reads and writes, or None where it was not read."""
     matrices = {mode: snapshot.p2p[mode] for mode in JUDGED_MODES if mode in snapshot.p2p and snapshot.p2p[mode].known}
@@ -134,6 +136,7 @@ class Delivery:
         return self.bad or self.good
 
 
+@view
 def deliveries(snapshot: Snapshot, count: int | None) -> Delivery:
     """Judge the tests in which the owner of the memory, or a value-checked collective, looked at the data.
 
@@ -191,6 +194,7 @@ class PathState:
     reason: str
 
 
+@view
 def path_state(snapshot: Snapshot, count: int | None) -> PathState:
     """Return the state of the paths between GPUs with the rung that it reached."""
     if count is not None and count < 2:

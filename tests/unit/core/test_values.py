@@ -41,7 +41,7 @@ def test_a_default_that_is_made_is_made_anew() -> None:
 
 @pytest.mark.parametrize("arguments", [((), {}), (("n", 1, (), {}, 5), {}), (("n",), {"other": 1})])
 def test_a_wrong_call_is_refused(arguments: tuple[tuple[object, ...], dict[str, object]]) -> None:
-    with pytest.raises(TypeError, match="Quick.__init__"):
+    with pytest.raises(TypeError, match=r"Quick\.__init__"):
         Quick(*arguments[0], **arguments[1])  # type: ignore[arg-type]
 
 
