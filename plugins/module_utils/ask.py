@@ -31,6 +31,21 @@ def health(url: str) -> str:
         connection.close()
 
 
+def metrics(url: str, api_key: str = "") -> str:
+    """Return the text of ``/metrics``, "" where the server has none."""
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_S)
+    try:
+        connection.request("GET", "/metrics", headers={"Authorization": "Bearer " + api_key} if api_key else {})
+        answer = connection.getresponse()
+        text = answer.read(4 * 1024 * 1024).decode("utf-8", "replace")
+        return text if answer.status == 200 else ""
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+
+
 def ask(
     url: str, body: dict[str, Any], timeout_s: float, give_up: Callable[[], bool], api_key: str = ""
 ) -> dict[str, Any]:

@@ -21,10 +21,14 @@ PROPERTIES = (
     "ExecMainStatus",
     "MainPID",
     "InvocationID",
+    "ExecMainStartTimestampMonotonic",
     "UnitFileState",
 )
 COMMAND_TIMEOUT_S = 10
-LOG_LINES = 300
+LOG_LINES = 3000
+LOG_BYTES = 8 * 1024 * 1024
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_TITLED = ("VLLM::", "sglang::")
 _LISTEN = "0A"
 _LISTEN_ANY = re.compile(r"^(0{8}|0{32})$")
 
@@ -53,34 +57,46 @@ def is_dead(service: dict[str, str], restarts_before: int) -> bool:
     return count.isdigit() and int(count) > restarts_before
 
 
-def log_runs(unit: str, after: str = "", lines: int = LOG_LINES) -> list[list[str]]:
-    """Return what a service itself logged in this boot, a list of lines for each of its last starts, oldest first.
+def log_entries(unit: str, cursor: str = "", lines: int = LOG_LINES) -> tuple[list[list[Any]], str]:
+    """Return what a service logged in this boot behind ``cursor``, and the cursor to go on from.
 
-    ``after`` is the invocation id of a start that, with all before it, is of no interest.
+    Each entry is [seconds since 1970, invocation id, line, whether systemd itself said it]. Without a cursor the last
+    ``lines`` messages come.
     """
-    command = ["journalctl", "--unit=" + unit, "--boot", "--lines={0}".format(lines), "--output=json", "--quiet"]
-    seen = bounded.run(command + ["--no-pager"], COMMAND_TIMEOUT_S, 4 * 1024 * 1024)
-    return parse_journal(seen["stdout"], after)
+    command = ["journalctl", "--unit=" + unit, "--boot", "--output=json", "--quiet", "--no-pager"]
+    command += ["--after-cursor=" + cursor] if cursor else ["--lines={0}".format(lines)]
+    command += ["--output-fields=MESSAGE,_PID,_SYSTEMD_INVOCATION_ID,INVOCATION_ID"]
+    seen = bounded.run(command, COMMAND_TIMEOUT_S, LOG_BYTES)
+    entries, reached = parse_journal(seen["stdout"])
+    return entries, reached or cursor
 
 
-def parse_journal(text: str, after: str = "") -> list[list[str]]:
-    """Return the messages of journalctl's JSON lines, grouped by invocation; systemd's own messages are left out.
-
-    Invocations up to and including ``after`` are left out.
-    """
-    runs: dict[str, list[str]] = {}
+def parse_journal(text: str) -> tuple[list[list[Any]], str]:
+    """Return the entries of journalctl's JSON lines and the last cursor ("" where there is none)."""
+    entries: list[list[Any]] = []
+    cursor = ""
     for line in text.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(entry, dict) or entry.get("_PID") == "1":
+        if not isinstance(entry, dict):
             continue
-        invocation = str(entry.get("_SYSTEMD_INVOCATION_ID") or "")
-        runs.setdefault(invocation, []).extend(_message(entry.get("MESSAGE")).split("\n"))
-    order = list(runs)
-    first = order.index(after) + 1 if after in runs else 0
-    return [runs[invocation] for invocation in order[first:]]
+        cursor = str(entry.get("__CURSOR") or cursor)
+        manager = entry.get("_PID") == "1"
+        invocation = str(entry.get("INVOCATION_ID" if manager else "_SYSTEMD_INVOCATION_ID") or "")
+        stamp = str(entry.get("__REALTIME_TIMESTAMP") or "0")
+        at = int(stamp) / 1e6 if stamp.isdigit() else 0.0
+        for part in _message(entry.get("MESSAGE")).split("\n"):
+            entries.append([at, invocation, part, manager])
+    return entries, cursor
+
+
+def kernel_lines(since: float, lines: int = 300) -> list[str]:
+    """Return what the kernel logged since this time (seconds since 1970), [] where it can't be read."""
+    command = ["journalctl", "--dmesg", "--boot", "--quiet", "--no-pager", "--output=cat"]
+    command += ["--since=@{0:.0f}".format(since), "--lines={0}".format(lines)]
+    return str(bounded.run(command, COMMAND_TIMEOUT_S, LOG_BYTES)["stdout"]).splitlines()
 
 
 def _message(value: Any) -> str:
@@ -136,6 +152,57 @@ def unit_of_cgroup(text: str) -> str:
     """Return the systemd service that a ``/proc/PID/cgroup`` text names, or ""."""
     units = re.findall(r"/([^/\n]+\.(?:service|scope|socket))", text)
     return str(units[-1]) if units else ""
+
+
+def unit_processes(unit: str) -> list[dict[str, Any]]:
+    """Return one row for each process of a unit: what it has spent and read, and its state.
+
+    ``cpu_s`` counts its threads; ``read_bytes`` is what it got from storage, page-ins of mapped files included;
+    ``char_bytes`` what it read by calls; ``mapped_bytes`` how much of files it has mapped in memory. The last three are
+    None where they can't be read.
+    """
+    rows = []
+    for pid in _process_ids():
+        if unit_of_cgroup(bounded.value("/proc/{0}/cgroup".format(pid)) or "") == unit:
+            row = process_row(pid)
+            if row:
+                rows.append(row)
+    return rows
+
+
+def process_row(pid: str) -> dict[str, Any]:
+    """Return the row of one process, {} where it is gone."""
+    stat = bounded.value("/proc/{0}/stat".format(pid)) or ""
+    # The name stands in parentheses and can hold any character.
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    columns = rest.split()
+    if len(columns) < 13:
+        return {}
+    title = (bounded.value("/proc/{0}/cmdline".format(pid)) or "").split(" ")[0]
+    counted = parse_colons(bounded.value("/proc/{0}/io".format(pid)) or "")
+    status = parse_colons(bounded.value("/proc/{0}/status".format(pid)) or "")
+    mapped = status.get("RssFile")
+    return {
+        "pid": int(pid),
+        # A command line can hold keys; a title that the engine gave itself holds none.
+        "name": title[:64] if title.startswith(_TITLED) else name,
+        "state": columns[0],
+        "cpu_s": (int(columns[11]) + int(columns[12])) / _TICKS_PER_S,
+        "read_bytes": counted.get("read_bytes"),
+        "char_bytes": counted.get("rchar"),
+        "mapped_bytes": None if mapped is None else mapped * 1024,
+    }
+
+
+def parse_colons(text: str) -> dict[str, int]:
+    """Return the whole numbers of ``name: number`` lines, as /proc/PID/io and /proc/PID/status have them."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        words = value.split()
+        if words and words[0].isdigit():
+            found[name] = int(words[0])
+    return found
 
 
 def _process_ids() -> Iterable[str]:

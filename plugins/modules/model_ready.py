@@ -15,8 +15,9 @@ author:
 description:
   - A health page alone says little. A model that computes NaN, or whose GPUs wait for each other for ever, is healthy
     by that measure. So this sends a prompt and judges the answer.
-  - Shows how far the start is. Says within seconds when the service ends before it is ready, with the cause from its
-    log.
+  - Shows how far the start is, and how long it still takes, from the engine's log or from the bytes that it read. Says
+    within seconds when the service dies, with the cause from its log, also where its first process lives on after a
+    worker died; and when it stands still.
 options:
   unit:
     description: Unit of the service.
@@ -63,6 +64,25 @@ options:
     description:
       - Invocation id of the unit before it was started. What it logged until then says nothing about this start.
     type: str
+  model_path:
+    description:
+      - Folder or file of the weights. Its size tells how far a load is whose log is silent.
+    type: path
+  stall_after_s:
+    description:
+      - Seconds without CPU time, bytes and log lines (or with a stopped process) after which the service counts as
+        stalled. V(0) waits for ever.
+    type: int
+    default: 300
+  give_up_on:
+    description:
+      - Regular expression of log lines after which nothing good can come. The action plugin sets it.
+    type: str
+    default: ""
+  cursor:
+    description: Where the last step ended in the journal. The action plugin sets it.
+    type: str
+    default: ""
   step_s:
     description: Seconds after which one step on the host returns, so that progress can be shown.
     type: int
@@ -87,6 +107,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+state:
+  description:
+    - V(loading); V(ready), it answered the known prompt; V(serving), it did, and works on other requests too;
+      V(stalled), it stands still; V(dead); V(degraded), it answers, but wrongly.
+  returned: always
+  type: str
 answer:
   description:
     - C(text), C(completion_tokens), C(first_token_ms) in milliseconds, C(tokens_per_s) over the
@@ -101,6 +127,10 @@ waited_s:
   description: Seconds that were waited.
   returned: success
   type: float
+stage:
+  description: The furthest stage that the log tells of the start, such as V(weights) or V(capturing).
+  returned: always
+  type: str
 service:
   description: Properties of the unit, as C(systemctl show) gives them.
   returned: always
@@ -109,6 +139,12 @@ failed_because:
   description: Why the service is not ready; empty where it is. Of use where the caller keeps the task from failing.
   returned: always
   type: str
+cause:
+  description:
+    - Why the service died, C(line), C(advice) and C(kind). C(noticed_s) says how many seconds passed between the fatal
+      line, or the end of its process, and this verdict.
+  returned: where it died
+  type: dict
 log:
   description: Last lines that the service logged.
   returned: failure
@@ -124,6 +160,8 @@ dead:
   type: bool
 """
 
+import os
+import re
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -131,6 +169,109 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.peerlane.gpu.plugins.module_utils import ask, service_state
 
 POLL_S = 0.25
+# The journal and the processes are looked at this often.
+LOOK_S = 1.0
+# What follows a fatal line in the log is its traceback: it gets this long to be written.
+TRACEBACK_S = 1.5
+METRIC = re.compile(
+    r"^((?:vllm:num_requests_running|vllm:generation_tokens_total|sglang:num_running_reqs|"
+    r"sglang:generation_tokens_total|llamacpp:requests_processing|llamacpp:tokens_predicted_total)(?:\{[^}]*\})? \S+)",
+    re.MULTILINE,
+)
+WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt")
+
+
+class Watch:
+    """Reads one service: its unit, its journal from a cursor on, its processes."""
+
+    def __init__(self, options):
+        self.unit = options["unit"]
+        self.cursor = options["cursor"]
+        self.give_up_on = re.compile(options["give_up_on"]) if options["give_up_on"] else None
+        self.stall_after_s = options["stall_after_s"]
+        self.service = service_state.service_properties(self.unit)
+        self.before = options["restarts_before"]
+        if self.before is None:
+            counted = self.service.get("NRestarts", "0")
+            self.before = int(counted) if counted.isdigit() else 0
+        self.entries = []
+        self.samples = []
+        self.fatal = False
+        self.looked_at = 0.0
+        self.moved_at = time.monotonic()
+        self.look()
+
+    def look(self):
+        """Read the unit; and, where the last look is some time ago, its journal and its processes."""
+        self.service = service_state.service_properties(self.unit)
+        if time.monotonic() - self.looked_at < LOOK_S:
+            return
+        self.looked_at = time.monotonic()
+        entries = self._read_journal()
+        if self.give_up_on and any(self.give_up_on.search(line) for line in self._of_this_start(entries)):
+            self.fatal = True
+        rows = service_state.unit_processes(self.unit)
+        last = self.samples[-1]["processes"] if self.samples else []
+        if entries or [(row["pid"], row["cpu_s"]) for row in rows] != [(row["pid"], row["cpu_s"]) for row in last]:
+            self.moved_at = time.monotonic()
+        self.samples.append({"at": time.time(), "processes": rows})
+
+    def _of_this_start(self, entries):
+        current = self.service.get("InvocationID", "")
+        return [line for _at, invocation, line, manager in entries if invocation == current and not manager]
+
+    def _read_journal(self):
+        entries, self.cursor = service_state.log_entries(self.unit, self.cursor)
+        self.entries += entries
+        return entries
+
+    @property
+    def dead(self):
+        """Whether the unit ended since the restarts were counted."""
+        return service_state.is_dead(self.service, self.before)
+
+    def hopeless(self):
+        """Whether waiting for an answer is of no use. Looks again."""
+        self.look()
+        still_s = time.monotonic() - self.moved_at
+        return self.dead or self.fatal or (self.stall_after_s > 0 and still_s > self.stall_after_s)
+
+    def finish(self):
+        """Read what comes late: the rest of a traceback, the kernel's word on an end."""
+        if self.dead or self.fatal:
+            time.sleep(TRACEBACK_S)
+            self.service = service_state.service_properties(self.unit)
+            self._read_journal()
+        return {
+            "dead": self.dead,
+            "service": self.service,
+            "entries": self.entries,
+            "cursor": self.cursor,
+            "samples": self.samples,
+            "restarts_before": self.before,
+            "now": time.time(),
+            "age_s": age_s(self.service),
+            "kernel": service_state.kernel_lines(time.time() - 600) if self.dead or self.fatal else [],
+        }
+
+
+def age_s(service):
+    """Return for how many seconds the main process has run, None where systemd does not tell."""
+    stamp = service.get("ExecMainStartTimestampMonotonic", "")
+    if not stamp.isdigit() or stamp == "0":
+        return None
+    return max(time.clock_gettime(time.CLOCK_MONOTONIC) - int(stamp) / 1e6, 0.0)
+
+
+def weight_bytes(path):
+    """Return the bytes of the weight files at a path, by the end of their names."""
+    found = {}
+    names = [os.path.join(path, name) for name in os.listdir(path)] if os.path.isdir(path) else [path]
+    for name in names:
+        kind = os.path.splitext(name)[1]
+        if kind in WEIGHTS and os.path.isfile(name):
+            found[kind] = found.get(kind, 0) + os.path.getsize(name)
+    return found
 
 
 def main():
@@ -148,31 +289,27 @@ def main():
             "answer_timeout_s": {"type": "int", "default": 600},
             "restarts_before": {"type": "int"},
             "invocation_before": {"type": "str"},
+            "model_path": {"type": "path"},
+            "stall_after_s": {"type": "int", "default": 300},
+            "give_up_on": {"type": "str", "default": ""},
+            "cursor": {"type": "str", "default": ""},
             "step_s": {"type": "int", "default": 4},
         },
         supports_check_mode=True,
     )
     options = module.params
-    unit = options["unit"]
-    service = service_state.service_properties(unit)
-    counted = service.get("NRestarts", "0")
-    before = options["restarts_before"]
-    if before is None:
-        before = int(counted) if counted.isdigit() else 0
-    result = {"changed": False, "dead": False, "answer": None, "log_runs": [], "restarts_before": before}
-
-    def ended():
-        return service_state.is_dead(service_state.service_properties(unit), before)
-
+    result = {"changed": False, "answer": None, "metrics": []}
+    if options["model_path"] and not options["cursor"]:
+        result["weight_bytes"] = weight_bytes(options["model_path"])
     until = time.monotonic() + options["step_s"]
+    watch = Watch(options)
     while True:
-        result["dead"] = service_state.is_dead(service, before)
-        result["http"] = "" if result["dead"] else ask.health(options["url"])
-        if result["dead"] or result["http"] == "ok" or time.monotonic() > until:
+        result["http"] = "" if watch.dead else ask.health(options["url"])
+        if watch.dead or watch.fatal or result["http"] == "ok" or time.monotonic() > until:
             break
         time.sleep(POLL_S)
-        service = service_state.service_properties(unit)
-    if result["http"] == "ok":
+        watch.look()
+    if result["http"] == "ok" and not watch.dead:
         body = {
             "model": options["model"],
             "prompt": options["prompt"],
@@ -182,12 +319,12 @@ def main():
             "stream_options": {"include_usage": True},
             "logprobs": 1,
         }
-        result["answer"] = ask.ask(options["url"], body, options["answer_timeout_s"], ended, options["api_key"] or "")
-        service = service_state.service_properties(unit)
-        result["dead"] = service_state.is_dead(service, before)
-    if result["dead"] or not result["answer"]:
-        result["log_runs"] = service_state.log_runs(unit, options["invocation_before"] or "")
-    result["service"] = service
+        key = options["api_key"] or ""
+        result["metrics"].append(METRIC.findall(ask.metrics(options["url"], key)))
+        result["answer"] = ask.ask(options["url"], body, options["answer_timeout_s"], watch.hopeless, key)
+        result["metrics"].append(METRIC.findall(ask.metrics(options["url"], key)))
+        watch.look()
+    result.update(watch.finish())
     module.exit_json(**result)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..core.runtime import Cause, EngineLog
 from .text import lines as clean_lines
@@ -26,12 +26,18 @@ _CAUSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ),
         ("weights", r"incomplete metadata, file not fully covered", "a weight file is truncated: bring it again"),
         (
+            "disk_full",
+            r"No space left on device|\[Errno 28\]|[Dd]isk quota exceeded",
+            "the file system is full: make room, see df -h and df -i",
+        ),
+        (
             "weights",
             r"failed to open GGUF file|peerlane: error: model .* does not exist",
             "check the path of the model",
         ),
         ("weights", r"invalid magic|not a (?:valid )?GGUF|bad GGUF magic", "this file is no model: check its source"),
         ("weights", r"peerlane: error: .* holds \d+ models", "name the file instead of the folder"),
+        ("weights", r"SafetensorError: .*", "a weight file is damaged: bring it again"),
         (
             "model_unknown",
             r"unknown model architecture|Model architectures? .* (?:is|are) not supported",
@@ -140,7 +146,7 @@ _TELLING = re.compile(
     r"rror|xcept|ailed|Address already|address already|in bind|argument|choice|kernel image|"
     r"not compatible|too old|insufficient|emory|KV cache|nvcc|ninja|build\.py|nccl|NCCL|atchdog|denied|"
     r"max_model_len|died|file bounds|fully covered|magic|holds|not supported|unknown model|allocat|CUDA|"
-    r" E |find tokenizer|Xid"
+    r" E |find tokenizer|Xid|No space|quota"
 )
 # A log that complains for days: its first and its last complaints count.
 _MOST_COMPLAINTS = 4000
@@ -167,6 +173,20 @@ _EXIT_CODES: Mapping[int, str] = {
     238: "its state directory can't be made (status 238/STATE_DIRECTORY)",
     239: "its cache directory can't be made (status 239/CACHE_DIRECTORY)",
 }
+
+# What an engine says when it can't serve any more, though its first process may live on (vLLM 0.32, SGLang 0.5.23).
+FATAL = (
+    r"EngineCore failed to start|EngineCore encountered a fatal error|Engine core initialization failed|"
+    r"Worker proc \S+ died unexpectedly|WorkerProc failed to start|WorkerProc hit an exception|EngineDeadError|"
+    r"RPC call to \w+ timed out|(?:Scheduler|DetokenizerManager|TokenizerManager) hit an exception|"
+    r"SIGQUIT received\. |Capture cuda graph failed:|Watchdog caught collective operation timeout"
+)
+_FATAL = re.compile(FATAL)
+# What systemd says of a service that ended, and the kernel of a process that it ended (mm/oom_kill.c).
+_EXITED = re.compile(r"Main process exited, code=(\w+), status=(\d+)")
+_RESULT = re.compile(r"Failed with result '([\w-]+)'")
+_OOM = re.compile(r"(?:Out of memory|[Mm]emory cgroup out of memory): Kill(?:ed)? process (\d+) \(([^)]*)\)")
+_XID = re.compile(r"NVRM: Xid .*")
 
 # llama.cpp starts each line with its run time and a level: 0.00.004.877 E ...
 _STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} ")
@@ -223,18 +243,62 @@ def cause(lines: Sequence[str]) -> Cause | None:
     return None
 
 
-def death(runs: Sequence[Sequence[str]], code: str, status: int) -> Cause:
+def fatal(lines: Sequence[str]) -> str:
+    """Return the first line that says that the engine can't serve any more, or ""."""
+    return next((clean(line[:_LONGEST]) for line in lines if _FATAL.search(line[:_LONGEST])), "")
+
+
+def exit_of(lines: Sequence[str]) -> tuple[str, int, str] | None:
+    """Return (code, status, result) of the last end that systemd's own messages tell, None where they tell none."""
+    ended = [found for line in lines if (found := _EXITED.search(line))]
+    if not ended:
+        return None
+    result = [found[1] for line in lines if (found := _RESULT.search(line))]
+    return ended[-1][1], int(ended[-1][2]), result[-1] if result else ""
+
+
+def kernel_cause(lines: Sequence[str], processes: Collection[int]) -> Cause | None:
+    """Return what the kernel's messages tell of the end of one of these processes, None where they tell nothing."""
+    for line in reversed(lines):
+        found = _OOM.search(line)
+        if found and int(found[1]) in processes:
+            return _out_of_memory(f"{found[2]} (process {found[1]})")
+    for line in lines:
+        if found := _XID.search(line):
+            return Cause(_short(found[0]), "the GPU reported a fault at that time: see the audit", "gpu_error")
+    return None
+
+
+def _out_of_memory(what: str) -> Cause:
+    return Cause(
+        f"the kernel killed {what} for lack of memory",
+        "more memory for the host or the unit (MemoryMax), or less context",
+        "host_memory",
+    )
+
+
+def death(
+    runs: Sequence[Sequence[str]], code: str, status: int, result: str = "", kernel: Cause | None = None
+) -> Cause:
     """Return why a service ended.
 
     ``runs`` holds the log lines of its last starts, oldest first; ``code`` and ``status`` are systemd's
-    ``ExecMainCode`` (``exited``, ``killed``, ``dumped`` or the numbers 1, 2, 3) and ``ExecMainStatus``.
+    ``ExecMainCode`` (``exited``, ``killed``, ``dumped`` or the numbers 1, 2, 3) and ``ExecMainStatus``; ``result`` is
+    its ``Result``; ``kernel`` is what ``kernel_cause`` found.
     """
+    killed = code in ("killed", "dumped", "2", "3")
+    if result == "oom-kill":
+        return kernel if kernel and kernel.kind == "host_memory" else _out_of_memory("it")
+    if killed and status == 9 and kernel and kernel.kind == "host_memory":
+        return kernel
     for run in reversed(runs):
         found = cause(run)
         if found:
             return found
-    if code in ("killed", "dumped", "2", "3"):
-        return Cause(_SIGNALS.get(status, f"ended by signal {status}"))
+    if kernel:
+        return kernel
+    if killed:
+        return Cause(_SIGNALS.get(status, f"ended by signal {status}"), kind="killed")
     if status in _EXIT_CODES:
         return Cause(_EXIT_CODES[status])
     last = [clean(line) for run in runs for line in run if clean(line)][-1:]

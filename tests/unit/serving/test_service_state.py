@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -74,26 +77,53 @@ def test_a_service_that_ended_is_dead_though_systemd_starts_it_again(properties,
     assert service_state.is_dead(properties, before) is dead
 
 
-def entry(message, invocation="a", pid="50"):
-    return json.dumps({"MESSAGE": message, "_SYSTEMD_INVOCATION_ID": invocation, "_PID": pid})
+def entry(message, invocation="a", pid="50", **more):
+    return json.dumps({"MESSAGE": message, "_SYSTEMD_INVOCATION_ID": invocation, "_PID": pid, **more})
 
 
-def test_log_lines_are_grouped_by_start_and_systemd_is_left_out():
+def test_log_lines_come_with_time_start_and_whether_systemd_said_them():
     text = "\n".join(
         [
-            entry("one"),
-            entry("Started x", pid="1"),
+            entry("one", __REALTIME_TIMESTAMP="1700000000500000", __CURSOR="s=1"),
+            json.dumps({"MESSAGE": "Started x", "_PID": "1", "INVOCATION_ID": "a"}),
             entry("two\nthree"),
-            entry("four", "b"),
+            entry("four", "b", __CURSOR="s=4"),
             "{broken",
             entry([79, 107, 255], "b"),
             entry(None, "b"),
         ]
     )
-    assert service_state.parse_journal(text) == [["one", "two", "three"], ["four", "Ok\ufffd", ""]]
-    assert service_state.parse_journal(text, after="a") == [["four", "Ok\ufffd", ""]]
-    assert service_state.parse_journal(text, after="b") == []
-    assert service_state.parse_journal(text, after="unknown")[0][0] == "one"
+    entries, cursor = service_state.parse_journal(text)
+    assert cursor == "s=4"
+    assert entries[:2] == [[1700000000.5, "a", "one", False], [0.0, "a", "Started x", True]]
+    assert [one[1:3] for one in entries[2:]] == [
+        ["a", "two"], ["a", "three"], ["b", "four"], ["b", "Ok\ufffd"], ["b", ""]
+    ]  # fmt: skip
+    assert service_state.parse_journal("") == ([], "")
+
+
+def test_this_process_is_counted_as_the_kernel_counts_it():
+    row = service_state.process_row(str(os.getpid()))
+    assert row["pid"] == os.getpid()
+    assert row["state"] in "RS"
+    assert row["cpu_s"] > 0
+    assert row["char_bytes"] > 0
+    assert row["mapped_bytes"] > 0
+    assert service_state.process_row("999999999") == {}
+
+
+def test_the_name_of_a_process_is_no_command_line():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--api-key=secret"])
+    try:
+        assert "secret" not in str(service_state.process_row(str(child.pid)))
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_numbers_of_proc_files():
+    text = "rchar: 120\nread_bytes: 4096\nRssFile:\t    2048 kB\nState:\tS (sleeping)\nbad\n"
+    assert service_state.parse_colons(text) == {"rchar": 120, "read_bytes": 4096, "RssFile": 2048}
 
 
 def test_properties_keep_equal_signs_in_values():
