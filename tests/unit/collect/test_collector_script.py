@@ -21,7 +21,7 @@ SHELLS = [name for name in ("dash", "bash", "sh") if shutil.which(name)]
 # Their values change from one reading to the next, or they name the process that asks.
 CHANGING = {"proc.meminfo", "proc.stat", "proc.interrupts", "memory", "kernel_log", "df.shm", "peerlane.services"}
 # What only the module reads: it looks into processes and takes apart what they were started with.
-ONLY_THE_MODULE = {"engines", "p2p_caches", "nccl.topology", "nccl.topology_file"}
+ONLY_THE_MODULE = {"engine.log", "engines", "p2p_caches", "nccl.topology", "nccl.topology_file"}
 
 
 @pytest.fixture
