@@ -326,7 +326,8 @@ def _processes(root: str, pids: str, config: str) -> str:
         if not pid.isdigit() or not any(arguments):
             continue
         name = os.path.basename(path)[: -len(".pid")]
-        told = [("started", _started(root, process)), ("changed", _changed(os.path.join(root, config.format(name))))]
+        told: list[tuple[str, Any]] = [("started", _started(root, process))]
+        told.append(("changed", _changed(os.path.join(root, config.format(name)))))
         told.append(("cpus", _status(process).get("Cpus_allowed_list")))
         words = "".join(" {0} {1}".format(key, value) for key, value in told if value)
         lines.append("# ==> vm {0} pid {1}{2} <==\n".format(name, pid, words))

@@ -35,7 +35,7 @@ _START_TASK = re.compile(r"UPID:[^:]*:[0-9A-Fa-f]+:[0-9A-Fa-f]+:([0-9A-Fa-f]+):q
 
 def interrupts(root: str) -> str:
     """Return how many interrupt lines each interrupt chip serves."""
-    counts = {}
+    counts: dict[str, int] = {}
     answer = bounded.read(os.path.join(root, "proc/interrupts"), 32 * 1024 * 1024)
     if answer["reason"]:
         raise NotHereError(answer["reason"])
@@ -89,7 +89,7 @@ def initramfs(root: str) -> str:
 
 def start_logs(root: str) -> str:
     """Return the log of the newest start of each VM."""
-    newest = {}
+    newest: dict[str, tuple[int, str]] = {}
     for path in glob.glob(os.path.join(root, "var/log/pve/tasks/*/UPID:*:qmstart:*")):
         found = _START_TASK.match(os.path.basename(path))
         if found:
