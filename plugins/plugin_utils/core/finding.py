@@ -86,7 +86,7 @@ class Finding:
     @property
     def bad(self) -> bool:
         """Whether this says that something is wrong."""
-        return self.state in ("fail", "warn")
+        return self.state == "fail" or self.state == "warn"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON shape of design section 3."""

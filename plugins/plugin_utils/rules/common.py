@@ -89,6 +89,20 @@ def listed_items(line: CommandLine, key: str) -> tuple[str, ...]:
     return tuple(item for value in line.all(key) if value for item in value.split(","))
 
 
+def driver_version(snapshot: Snapshot) -> str:
+    """Return the version of the loaded driver, or "" where nothing tells it."""
+    smi = snapshot.driver.smi.value
+    return snapshot.driver.loaded_version.value or (smi.driver_version if smi else None) or ""
+
+
+def versions_differ(first: str | None, second: str | None) -> bool:
+    """Whether two versions are both known and differ (580.126 and 580.126.09 do not: one was cut)."""
+    if not first or not second:
+        return False
+    shorter, longer = sorted((first.split("."), second.split(".")), key=len)
+    return longer[: len(shorter)] != shorter
+
+
 # --- GPUs -----------------------------------------------------------------------------------------------------------
 
 

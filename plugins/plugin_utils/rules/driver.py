@@ -9,8 +9,18 @@ from typing import Any
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import AptChange, Fact, Snapshot
 from . import apt
-from .common import FOREIGN_DRIVERS, has_no_gpu, in_container, listed, log_excerpt, nvrm_lines
+from .common import (
+    FOREIGN_DRIVERS,
+    driver_version,
+    has_no_gpu,
+    in_container,
+    listed,
+    log_excerpt,
+    nvrm_lines,
+    versions_differ,
+)
 from .gpu_views import models, module_flavour, no_gpu, recovery
+from .join import joined
 from .knowledge import version, version_text, version_tuple
 from .registry import Fleet, Verdict, rule, verdict
 
@@ -292,7 +302,7 @@ def _versions_match(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     loaded, library = driver.loaded_version.value, driver.library_version.value
     on_disk = driver.module_version.value
     library = library or (smi.library_version if smi else None)
-    mismatch = (smi is not None and smi.state == "version_mismatch") or _differ(loaded, library)
+    mismatch = (smi is not None and smi.state == "version_mismatch") or versions_differ(loaded, library)
     cause = _cause(snapshot)
     evidence: list[Fact[Any] | Excerpt] = [
         *([Excerpt(driver.smi.source or "nvidia_smi", driver.smi.excerpt or smi.message)] if smi and mismatch else []),
@@ -321,7 +331,7 @@ def _versions_match(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             fix=reboot,
             explains=("F1",),
         )
-    elif _differ(loaded, on_disk):
+    elif versions_differ(loaded, on_disk):
         yield verdict(
             "warn",
             f"Driver {loaded} is loaded, but {on_disk} is installed: a reboot is pending",
@@ -341,14 +351,6 @@ def _versions_match(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         yield verdict(
             "unknown", "Whether the driver's versions match is not known", reason=f"{missing} was not read ({reason})"
         )
-
-
-def _differ(first: str | None, second: str | None) -> bool:
-    """Whether two versions are both known and differ (580.126 and 580.126.09 do not: one was cut)."""
-    if not first or not second:
-        return False
-    shorter, longer = sorted((first.split("."), second.split(".")), key=len)
-    return longer[: len(shorter)] != shorter
 
 
 def _who(cause: AptChange) -> str:
@@ -381,7 +383,7 @@ def _transaction(history: Fact[tuple[AptChange, ...]], cause: AptChange) -> Exce
     without_role=True,
 )
 def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-    own = _version(snapshot)
+    own = driver_version(snapshot)
     if not own:
         if has_no_gpu(snapshot):
             yield no_gpu()
@@ -406,10 +408,8 @@ def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             explains=("F1", "A5"),
         )
         return
-    others = {one.host: version_ for one in fleet.values() if one.host != snapshot.host and (version_ := _version(one))}
-    different = sorted({version_ for version_ in others.values() if _differ(version_, own)})
+    hosts, different = joined(fleet).other_drivers(own)
     if different:
-        hosts = [host for host in sorted(others) if _differ(others[host], own)]
         yield verdict(
             "warn",
             f"This host has driver {own}, while {listed(hosts)} has {listed(different)}",
@@ -425,11 +425,6 @@ def _driver_version(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         )
     else:
         yield verdict("pass", f"Driver {own} is new enough for the GPUs that are known here", fact)
-
-
-def _version(snapshot: Snapshot) -> str:
-    smi = snapshot.driver.smi.value
-    return snapshot.driver.loaded_version.value or (smi.driver_version if smi else None) or ""
 
 
 # --- F5: another driver ---------------------------------------------------------------------------------------------

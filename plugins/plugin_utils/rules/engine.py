@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..core.finding import SEVERITIES, Finding, Severity
-from ..core.snapshot import NOT_READ, Snapshot
+from ..core.snapshot import NOT_READ, Role, Snapshot
 from ..core.values import changed
 
 # Importing a family puts its rules on the list.
@@ -48,9 +49,10 @@ from .join import JoinedFleet, tie
 from .registry import RULES, Fleet, Rule, Verdict, as_finding, verdict
 
 _ROLE_WORDS = {"bare_metal": "bare metal", "hypervisor": "a hypervisor", "guest": "a guest"}
-_MILD = ("unknown", "info", "pass", "not_applicable")
+_MILD = {"unknown": 0, "info": 1, "pass": 2, "not_applicable": 3}
 
 
+@functools.cache
 def rule_order(rule_id: str) -> tuple[str, int]:
     """Return what sorts rule ids as people do: B2 before B11."""
     found = re.fullmatch(r"([A-Z]+)(\d+)", rule_id)
@@ -67,34 +69,45 @@ def judge(fleet: Fleet) -> dict[str, tuple[Finding, ...]]:
     A guest's findings are tied to its hypervisor's where the fleet holds both (``join.home_of``). A rule that raises
     is a bug; it becomes an ``unknown`` of its own that names the bug, so that the other rules are still heard.
     """
-    fleet = JoinedFleet(fleet)
-    found = {
-        host: [one for rule in RULES.values() for one in _apply(rule, snapshot, fleet)]
-        for host, snapshot in fleet.items()
-    }
+    joined = JoinedFleet(fleet)
+    found: dict[str, tuple[Finding, ...]] = {}
+    for group in joined.groups():
+        found |= judge_group(joined, group)
+    return {host: found[host] for host in fleet}
+
+
+def judge_group(fleet: JoinedFleet, group: Sequence[str]) -> dict[str, tuple[Finding, ...]]:
+    """Return the findings of the hosts of one of the fleet's ``groups``. No other host's snapshot is looked at."""
+    found = {host: _findings(fleet[host], fleet) for host in group}
     tie(fleet, found)
     bad = {(host, one.rule) for host, findings in found.items() for one in findings if one.bad}
     return {host: order([_pruned(one, bad) for one in findings]) for host, findings in found.items()}
 
 
-def _apply(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> Iterator[Finding]:
-    role = snapshot.role
-    if role.value is None and not rule.without_role:
-        reason = f"role not known: {role.reason or 'systemd-detect-virt was not run'}"
-        yield as_finding(rule, snapshot.host, verdict("unknown", f"Not judged: {rule.title}", reason=reason))
-    elif role.value is not None and role.value not in rule.roles:
-        reason = (
-            f"this is {_ROLE_WORDS[role.value]}; the rule is for {listed([_ROLE_WORDS[one] for one in rule.roles])}"
-        )
-        yield as_finding(
-            rule, snapshot.host, verdict("not_applicable", f"Not for this machine: {rule.title}", reason=reason)
-        )
-    else:
-        for one in _judged(rule, snapshot, fleet):
-            found = as_finding(rule, snapshot.host, one)
-            if found.state == "unknown" and found.reason in ("", NOT_READ.reason):
-                found = changed(found, reason=f"not collected: {', '.join(rule.looks_at)}")
-            yield found
+def _findings(snapshot: Snapshot, fleet: Fleet) -> list[Finding]:
+    found: list[Finding] = []
+    host, role = snapshot.host, snapshot.role
+    for rule in RULES.values():
+        if role.value is None and not rule.without_role:
+            reason = f"role not known: {role.reason or 'systemd-detect-virt was not run'}"
+            found.append(as_finding(rule, host, verdict("unknown", f"Not judged: {rule.title}", reason=reason)))
+        elif role.value is not None and role.value not in rule.roles:
+            found.append(changed(_not_for(rule.id, role.value), host=host))
+        else:
+            for one in _judged(rule, snapshot, fleet):
+                if one.state == "unknown" and one.reason in ("", NOT_READ.reason):
+                    one = changed(one, reason=f"not collected: {', '.join(rule.looks_at)}")
+                found.append(as_finding(rule, host, one))
+    return found
+
+
+@functools.cache
+def _not_for(rule_id: str, role: Role) -> Finding:
+    """Return what a rule for other machines says; of every host the same."""
+    rule = RULES[rule_id]
+    reason = f"this is {_ROLE_WORDS[role]}; the rule is for {listed([_ROLE_WORDS[one] for one in rule.roles])}"
+    given = verdict("not_applicable", f"Not for this machine: {rule.title}", reason=reason)
+    return as_finding(rule, "", given)
 
 
 def _judged(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> list[Verdict]:
@@ -123,8 +136,10 @@ def order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
     A mild cause of a severe finding takes the severe one's place. The others follow by state and rule id.
     """
-    bad = [one for one in findings if one.bad]
-    mild = [one for one in findings if not one.bad]
+    bad: list[Finding] = []
+    mild: list[Finding] = []
+    for one in findings:
+        (bad if one.bad else mild).append(one)
     causes: dict[str, set[str]] = {}
     for one in bad:
         for name in one.explains:
@@ -135,14 +150,14 @@ def order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         bad, key=lambda one: (weight[one.rule], SEVERITIES.index(one.severity), rule_order(one.rule), one.subject)
     )
     ordered: list[Finding] = []
-    while todo:
+    while todo and causes:
         waiting = {one.rule for one in todo}
         # A circle of explanations has no first: the worst one then leads.
         ready = next((one for one in todo if not (causes.get(one.rule, set()) - {one.rule}) & waiting), todo[0])
         todo.remove(ready)
         ordered.append(ready)
-    mild.sort(key=lambda one: (_MILD.index(one.state), rule_order(one.rule), one.subject))
-    return (*ordered, *mild)
+    mild.sort(key=lambda one: (_MILD[one.state], rule_order(one.rule), one.subject))
+    return (*ordered, *todo, *mild)
 
 
 def _weights(bad: Sequence[Finding]) -> dict[str, int]:

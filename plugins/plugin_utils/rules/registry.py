@@ -132,12 +132,12 @@ def verdict(
     rung: int | None = None,
 ) -> Verdict:
     """Make a verdict; a fact given as evidence brings its source and its line."""
-    excerpts = tuple(
+    excerpts = [
         one if isinstance(one, Excerpt) else Excerpt(one.source, one.excerpt)
         for one in evidence
         if isinstance(one, Excerpt) or one.source
-    )
-    return Verdict(state, title, excerpts, subject, severity, why, reason, fix, explains, rung)
+    ]
+    return Verdict(state, title, tuple(excerpts), subject, severity, why, reason, fix, explains, rung)
 
 
 def _of_subject(command: str, subject: str) -> str:
