@@ -129,7 +129,7 @@ def judge(
     if answer:
         return replace(_judge_error(str(answer["error"]), unit, log, watch, now), stage=stage)
     if why := loading.stall(log, watch.samples, now, stall_after_s):
-        return Judgement("wrong", f"{unit} is stalled while it loads: {why}", "stalled", stage)
+        return Judgement("wrong", f"{unit} is stalled: {why}", "stalled", stage)
     estimate = _estimate(step, log, watch, after, now)
     return Judgement("waiting", estimate.text or str(step.get("http") or "starting"), "loading", stage)
 
