@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from peerlane.lab import cgroups, operations, state, tiny_model  # noqa: E402
 from peerlane.lab.state import Paths  # noqa: E402
-from peerlane.lab.system import Progress  # noqa: E402
+from peerlane.lab.system import LabError, Progress  # noqa: E402
 
 HOST = "dead-load"
 UNIT = "peerlane-model@mortal.service"
@@ -269,7 +269,11 @@ def main() -> int:
     cases = [case for case in CASES if not options.cases or case.name in options.cases]
     paths = Paths.from_environment()
     started = time.monotonic()
-    if errors := operations.up(paths, [HOST], operations.Wish(), Progress()):
+    try:
+        errors = operations.up(paths, [HOST], operations.Wish(), Progress())
+    except LabError as error:
+        errors = [str(error)]
+    if errors:
         print("\n".join(errors), file=sys.stderr)
         return 3
     try:
