@@ -79,7 +79,8 @@ def sources() -> str:
 def config_text(passed: Sequence[Passed]) -> str:
     """Return the config of VM 101, with these GPUs in the place of the made-up ones."""
     lines = (SOURCES / "101.conf").read_text(encoding="utf-8").splitlines()[1:]
-    kept = [line for line in lines if not line.startswith(("hostpci", "args:"))]
+    kept = [line for line in lines if not line.startswith(("hostpci", "args:", "cores:", "memory:"))]
+    kept += ["cores: 1", "memory: 512"]  # no more than the lab host has
     clique = " ".join(f"-set device.hostpci{number}.x-nv-gpudirect-clique=0" for number in range(len(passed)))
     kept.append(f"args: {clique}")
     kept += [f"hostpci{number}: {gpu.address},pcie=1" for number, gpu in enumerate(passed)]

@@ -42,6 +42,8 @@ _TAP = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 
 # Loaded once before the state is saved, so that each restored host has it in memory.
 _WARM_UP = """\
+loginctl enable-linger root
+systemctl start user@0.service
 python3 -c 'import base64, concurrent.futures, glob, json, os, re, shutil, subprocess, tempfile, traceback, zipfile'
 lspci -Dvvvnn >/dev/null
 dpkg-query -W >/dev/null
