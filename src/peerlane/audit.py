@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import gc
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import InputError
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import EvidenceSet, read_stream, save
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import EvidenceSet, load, read_stream, save
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import SEVERITIES, Finding, Severity
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.redact import Redactor
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, snapshot
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, markdown, terminal
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules.drift import compare_rows
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules.join import JoinedFleet
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules.registry import Fleet
 from peerlane import hosts, output, redaction
+from peerlane.fleet import KEPT_CHARACTERS, Aside, FleetOfFiles
 
 FORMATS = ("text", "json", "html", "markdown")
 _BY_SUFFIX = {".json": "json", ".html": "html", ".htm": "html", ".md": "markdown", ".markdown": "markdown"}
@@ -130,20 +136,59 @@ def _report(arguments: argparse.Namespace, paths: Sequence[Path], masks: bytes |
         redactor = Redactor(masks)
         for one in intake.hosts(files, stdin, []):
             redactor.learn(one)
-    fleet = {}
-    # One host at a time: of ten thousand snapshots only what was read from them is kept, not their text.
+    # Snapshots and findings hold no cycles: the collector of these only goes through all of them, again and again.
+    gc.set_threshold(50_000)
+    # Only JSON is written host by host; for the other formats all of them are kept.
+    fleet = FleetOfFiles(KEPT_CHARACTERS if arguments.format == "json" else None)
     for one in intake.hosts(files, stdin, problems):
+        again = functools.partial(_again, one.folder, one.host, redactor) if one.folder else None
         if redactor is not None:
             one = redactor.evidence(one)
             if arguments.save:
                 _keep(one, arguments.save.expanduser())
-        fleet[one.host] = snapshot.build(one)
+        fleet.add(one, again)
     for problem in problems:
         output.say(f"peerlane: {problem}")
+    if arguments.format == "json" and len(fleet) > audit_json.INDENTED_HOSTS:
+        return _stream(arguments, fleet)
     findings = engine.judge(fleet)
     text = _rendered(arguments, fleet, findings)
     output.write_result(text if text.endswith("\n") else text + "\n", arguments.output)
     return verdict_code(findings, arguments.fail_on)
+
+
+def _again(folder: str, host: str, redactor: Redactor | None) -> EvidenceSet:
+    try:
+        evidence = replace(load(Path(folder)), host=host)
+    except InputError as error:
+        raise InputError(f"changed while the audit read it ({error.line()})", folder, "audit once more") from None
+    return evidence if redactor is None else redactor.evidence(evidence)
+
+
+def _stream(arguments: argparse.Namespace, fleet: FleetOfFiles) -> int:
+    """Judge one group of hosts after the other, and write each host as soon as it is its turn."""
+    joined = JoinedFleet(fleet, fleet.cards)
+    group_of = {host: group for group in joined.groups() for host in group}
+    summary = audit_json.Summary()
+    codes = set()
+
+    def hosts() -> Iterator[tuple[str, str]]:
+        waiting = Aside()
+        for host in sorted(fleet):
+            text = waiting.take(host)
+            if text is None:
+                found = engine.judge_group(joined, group_of[host])
+                codes.add(verdict_code(found, arguments.fail_on))
+                for one, findings in found.items():
+                    summary.add(one, findings)
+                    waiting.put(one, audit_json.host_text(fleet[one], findings))
+                fleet.release(found)
+                text = waiting.take(host)
+            yield host, text or ""
+
+    drift = compare_rows(fleet.rows)
+    output.write_result(audit_json.pieces(hosts(), summary, drift, _now()), arguments.output)
+    return max(codes)
 
 
 def _keep(evidence: EvidenceSet, place: Path) -> None:
@@ -153,8 +198,12 @@ def _keep(evidence: EvidenceSet, place: Path) -> None:
         raise InputError(f"cannot be written: {error.strerror}", str(place), "choose another --save DIR") from None
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _rendered(arguments: argparse.Namespace, fleet: Fleet, findings: Mapping[str, Sequence[Finding]]) -> str:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = _now()
     if arguments.format == "json":
         return audit_json.text(audit_json.document(fleet, findings, generated_at=now))
     if arguments.format == "html":

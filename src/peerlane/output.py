@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -12,15 +13,18 @@ from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.errors import In
 EXIT_OK, EXIT_BLOCKING, EXIT_USAGE, EXIT_FAILED, EXIT_UNREACHABLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
-def write_result(text: str, place: Path | None = None) -> None:
-    """Write a result to a file or to stdout. A reader that has gone (``| head``) is no error."""
+def write_result(text: str | Iterable[str], place: Path | None = None) -> None:
+    """Write a result, whole or in pieces, to a file or to stdout. A reader that has gone (``| head``) is no error."""
+    pieces = [text] if isinstance(text, str) else text
     if place is not None:
         try:
-            place.write_text(text, encoding="utf-8")
+            with place.open("w", encoding="utf-8") as stream:
+                stream.writelines(pieces)
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror}", str(place), "choose another -o FILE") from None
         return
-    _write(sys.stdout, text)
+    for piece in pieces:
+        _write(sys.stdout, piece)
 
 
 def check_place(place: Path) -> None:

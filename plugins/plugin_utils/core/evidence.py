@@ -69,6 +69,7 @@ class EvidenceSet:
     entries: Mapping[str, Evidence] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()
     inventory: Mapping[str, str] = field(default_factory=dict)  # hypervisor, vmid: where the inventory says it runs
+    folder: str = ""  # the snapshot folder that it was read from, where that lies on disk
 
     def __iter__(self) -> Iterator[Evidence]:
         return iter(self.entries.values())

@@ -104,7 +104,8 @@ class _Intake:
     def _snapshot(self, folder: Folder, manifest: Content) -> Iterator[tuple[str, EvidenceSet]]:
         """Yield the host of a snapshot folder, or say why there is none."""
         try:
-            yield folder.place, from_manifest(manifest, folder.file, folder.name, f"{folder.place}/{MANIFEST}")
+            evidence = from_manifest(manifest, folder.file, folder.name, f"{folder.place}/{MANIFEST}")
+            yield folder.place, evidence if folder.packed else replace(evidence, folder=folder.place)
         except InputError as error:
             self.problems.append(error.line())
 

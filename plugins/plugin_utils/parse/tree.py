@@ -52,12 +52,16 @@ class Listing:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that is listed when it is asked; ``file`` reads one of its files by name, without a listing."""
+    """A folder that is listed when it is asked; ``file`` reads one of its files by name, without a listing.
+
+    ``packed``: it lies in an archive.
+    """
 
     name: str
     place: str
     list: Callable[[], Listing]
     file: Callable[[str], Content]
+    packed: bool = False
 
 
 def on_disk(path: str) -> Folder:
@@ -132,4 +136,4 @@ def _memory_folder(name: str, place: str, branch: _Branch) -> Folder:
         return Listing(files, tuple(folders))
 
     absent = Content(reason="No such file or directory")
-    return Folder(name, place, listing, lambda file: branch.files.get(file, absent))
+    return Folder(name, place, listing, lambda file: branch.files.get(file, absent), packed=True)

@@ -6,6 +6,7 @@ could not be read on a host is listed as unknown, and is never a difference.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -314,45 +315,96 @@ def _model_name(device: str | None, told: str) -> str:
     return told.removeprefix("NVIDIA ").strip() or "unknown model"
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Row:
+    """What is compared of one host: small enough to keep for ten thousand of them.
+
+    ``group``: role and GPU model, or why the host is in none. ``values`` and ``tables`` are those of ``_COMPARED`` and
+    ``_TABLES`` that apply to the group, in that order.
+    """
+
+    host: str
+    group: tuple[str, str] | str
+    values: tuple[Fact[str], ...]
+    tables: tuple[Fact[Mapping[str, str]], ...]
+
+
+def row(snapshot: Snapshot) -> Row:
+    """Read what is compared of one host."""
+    group = _group_of(snapshot)
+    if isinstance(group, str):
+        return Row(snapshot.host, group, (), ())
+    values = tuple(_lean(one.read(snapshot)) for one in _COMPARED if _applies(one.of, *group))
+    tables = tuple(_lean_table(table(snapshot)) for _, _, of, table in _TABLES if _applies(of, *group))
+    return Row(snapshot.host, group, values, tables)
+
+
+def _group_of(snapshot: Snapshot) -> tuple[str, str] | str:
+    models = Counter(_models(snapshot))
+    if snapshot.role.value is None:
+        return f"the role of the machine is not known: {snapshot.role.reason}"
+    if models:
+        return snapshot.role.value, min(models, key=lambda name: (-models[name], name))
+    return (snapshot.role.value, NO_GPU) if has_no_gpu(snapshot) else "the model of the GPUs is not known"
+
+
+def _lean(fact: Fact[str]) -> Fact[str]:
+    return _value(fact.value, fact.reason)
+
+
+def _lean_table(fact: Fact[Mapping[str, str]]) -> Fact[Mapping[str, str]]:
+    return _table_value(None if fact.value is None else tuple(fact.value.items()), fact.reason)
+
+
+# Hosts share most of their values: one object for each.
+@functools.lru_cache(maxsize=65536)
+def _value(value: str | None, reason: str) -> Fact[str]:
+    return Fact(value, reason=reason)
+
+
+@functools.lru_cache(maxsize=65536)
+def _table_value(items: tuple[tuple[str, str], ...] | None, reason: str) -> Fact[Mapping[str, str]]:
+    return Fact(None if items is None else dict(items), reason=reason)
+
+
 def compare(fleet: Fleet) -> Drift:
     """Return what differs within each group of hosts. The order of the hosts does not matter."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    return compare_rows(map(row, fleet.values()))
+
+
+def compare_rows(rows: Iterable[Row]) -> Drift:
+    """Return what differs between hosts of which only this is at hand."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     alone: list[tuple[str, str]] = []
-    for host in sorted(fleet):
-        snapshot = fleet[host]
-        models = Counter(_models(snapshot))
-        if snapshot.role.value is None:
-            alone.append((f"the role of the machine is not known: {snapshot.role.reason}", host))
-        elif models:
-            most = min(models, key=lambda name: (-models[name], name))
-            groups.setdefault((snapshot.role.value, most), []).append(host)
-        elif has_no_gpu(snapshot):
-            groups.setdefault((snapshot.role.value, NO_GPU), []).append(host)
+    count = 0
+    for one in sorted(rows, key=lambda one: one.host):
+        count += 1
+        if isinstance(one.group, str):
+            alone.append((one.group, one.host))
         else:
-            alone.append(("the model of the GPUs is not known", host))
+            groups.setdefault(one.group, []).append(one)
     made = []
-    for (role, model), hosts in sorted(groups.items()):
-        if len(hosts) == 1:
-            alone.append((f"no other {role.replace('_', ' ')} with {model}", hosts[0]))
+    for (role, model), members in sorted(groups.items()):
+        if len(members) == 1:
+            alone.append((f"no other {role.replace('_', ' ')} with {model}", members[0].host))
         else:
-            made.append(_group(role, model, [fleet[host] for host in hosts]))
+            made.append(_group(role, model, members))
     # One host alone is no fleet: there is nothing to say about it.
-    return Drift(tuple(made), _by_reason(alone) if len(fleet) > 1 else ())
+    return Drift(tuple(made), _by_reason(alone) if count > 1 else ())
 
 
-def _group(role: str, model: str, snapshots: Sequence[Snapshot]) -> Group:
+def _group(role: str, model: str, rows: Sequence[Row]) -> Group:
+    compared = [one for one in _COMPARED if _applies(one.of, role, model)]
     aspects = [
-        _aspect(one.key, one.title, {snapshot.host: one.read(snapshot) for snapshot in snapshots})
-        for one in _COMPARED
-        if _applies(one.of, role, model)
+        _aspect(one.key, one.title, {row_.host: row_.values[at] for row_ in rows}) for at, one in enumerate(compared)
     ]
-    for key, title, of, table in _TABLES:
-        if _applies(of, role, model):
-            aspects += _table(key, title, {one.host: table(one) for one in snapshots})
+    tables = [(key, title) for key, title, of, _ in _TABLES if _applies(of, role, model)]
+    for at, (key, title) in enumerate(tables):
+        aspects += _table(key, title, {row_.host: row_.tables[at] for row_ in rows})
     return Group(
         role=role,
         gpu_model=model,
-        hosts=tuple(one.host for one in snapshots),
+        hosts=tuple(row_.host for row_ in rows),
         differences=tuple(one for one in aspects if one.differs),
         same=tuple(one.title for one in aspects if one.agrees),
         unknown=tuple(one for one in aspects if one.unknown),

@@ -11,7 +11,8 @@ import pytest
 import report_builders as r
 import rule_builders as b
 
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import Snapshot
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import Excerpt, Finding, Fix, Gain
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.snapshot import Fact, Snapshot
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, facts
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
 
@@ -236,3 +237,24 @@ def test_islands_and_matrix_are_there_for_tasks() -> None:
     p2p = facts_of(b.guest(4, p2p=b.granted(4, "NS", g0_1="OK", g1_0="OK")))["p2p"]
     assert p2p["islands"] == [["GPU0", "GPU1"], ["GPU2"], ["GPU3"]]
     assert p2p["matrix"]["GPU0-GPU1"] == {"r": "OK", "w": "OK"}
+
+
+def test_a_host_in_pieces_is_the_text_of_its_plain_shape() -> None:
+    gain = Gain("1 -> 2", "GB/s", "somewhere")
+    odd = Finding(
+        "D5", "llm1", "fail", 't \u00e9 "q" \x07', evidence=(Excerpt("s", "a\nb"),), expected_gain=gain, rung=2
+    )
+    told = Finding("D6", "llm1", "pass", "", fix=Fix("f", ("one",)), explains=("D1", "pve1/B1"), sources=("x", "y"))
+    fact = Fact({1: frozenset(("b", "a"))}, "s", "e")
+    hosts = fleet()
+    hosts["llm1"] = replace(hosts["llm1"], memory=replace(hosts["llm1"].memory, huge_pages=fact))
+    findings = {host: (*found, odd, told) for host, found in engine.judge(hosts).items()}
+    whole = audit_json.document(hosts, findings, generated_at=NOW)
+    for host, snapshot in hosts.items():
+        for _ in range(2):  # the second time from what was kept of the first
+            text = audit_json.host_text(snapshot, findings[host])
+            assert text == json.dumps(whole["hosts"][host], sort_keys=True, separators=(",", ":"))
+    summary = audit_json.Summary()
+    for host in reversed(hosts):
+        summary.add(host, findings[host])
+    assert summary.as_dict() == whole["summary"]
