@@ -65,6 +65,7 @@ def function(call: str) -> str:
     return collect.script().partition("# --- all sources")[0] + call + "\n"
 
 
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck comes with the tools of `make test`")
 def test_shellcheck_has_nothing_to_say(script):
     done = subprocess.run(["shellcheck", "-s", "sh", str(script)], capture_output=True, text=True, check=False)
 
