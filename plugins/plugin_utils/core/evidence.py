@@ -69,7 +69,8 @@ class EvidenceSet:
     entries: Mapping[str, Evidence] = field(default_factory=dict)
     unrecognised: tuple[str, ...] = ()
     inventory: Mapping[str, str] = field(default_factory=dict)  # hypervisor, vmid: where the inventory says it runs
-    folder: str = ""  # the snapshot folder that it was read from, where that lies on disk
+    # The snapshot folder that it was read from, where that lies on disk; the same evidence from elsewhere is equal.
+    folder: str = field(default="", compare=False)
 
     def __iter__(self) -> Iterator[Evidence]:
         return iter(self.entries.values())

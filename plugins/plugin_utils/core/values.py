@@ -6,9 +6,12 @@ time of an audit.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _NOT_GIVEN = object()
 
@@ -49,3 +52,28 @@ def changed(value: T, **changes: Any) -> T:
     copy.__dict__.update(value.__dict__)
     copy.__dict__.update(changes)
     return copy
+
+
+def by_identity(most: int = 1024) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function of frozen values: what it returned for the same objects is returned again.
+
+    Hosts of one fleet share many values as objects. The arguments are kept too, so that no other gets their place;
+    after ``most`` results all are forgotten. What is returned may not be changed.
+    """
+
+    def decorate(make: Callable[P, T]) -> Callable[P, T]:
+        kept: dict[tuple[int, ...], tuple[T, Any]] = {}
+
+        @functools.wraps(make)
+        def remembered(*args: P.args, **named: P.kwargs) -> T:
+            key = tuple(map(id, args))
+            found = kept.get(key)
+            if found is None:
+                if len(kept) >= most:
+                    kept.clear()
+                found = kept[key] = (make(*args, **named), args)
+            return found[0]
+
+        return remembered
+
+    return decorate

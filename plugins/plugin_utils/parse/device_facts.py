@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
@@ -83,6 +84,8 @@ def _excerpt(sources: Sources, source: str, functions: Mapping[str, PciFunction]
     """Return the lines that name the GPUs, or all functions where there is no GPU, as the source prints them."""
     shown = [bdf for bdf, one in functions.items() if one.is_gpu] or list(functions)
     text = next(entry.stdout for entry in sources.entries(source) if entry.source == source)
+    if source == "sysfs.pci" and text.startswith("["):
+        return shorten([f"[{bdf}]" for bdf in shown if f"[{bdf}]" in text])
     return shorten(lspci.excerpt(text, shown) or [f"[{bdf}]" for bdf in shown if f"[{bdf}]" in text])
 
 
@@ -104,12 +107,7 @@ def iommu(sources: Sources, known: Pci, log: Fact[KernelLog]) -> Iommu:
     groups: Fact[Mapping[str, tuple[str, ...]]] = missing
     types: Fact[Mapping[str, str]] = missing
     for entry in sources.entries("sysfs.iommu")[:1]:
-        reading = iommu_text.sysfs(entry.stdout)
-        rows = [row for row in entry.stdout.split("\n") if row.startswith("unit ")]
-        units = Fact(reading.units or (), entry.source, shorten(rows))
-        rows = [row for row in entry.stdout.split("\n") if row.startswith("group ")]
-        groups = Fact(reading.groups, entry.source, shorten(rows))
-        types = Fact(reading.types, entry.source, shorten(rows))
+        units, groups, types = _iommu_facts(entry.source, entry.stdout)
     if not groups.known:
         groups = _listed_groups(sources) or groups
     if not groups.known:
@@ -122,6 +120,21 @@ def iommu(sources: Sources, known: Pci, log: Fact[KernelLog]) -> Iommu:
         default_domain=_default_domain(log),
         technology=_noted(log, kernel_log.technology, "does not name an IOMMU"),
         interrupt_remapping=_remapping(sources, log),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _iommu_facts(
+    source: str, text: str
+) -> tuple[Fact[tuple[str, ...]], Fact[Mapping[str, tuple[str, ...]]], Fact[Mapping[str, str]]]:
+    """Return units, groups and their types; machines of one kind have the same."""
+    reading = iommu_text.sysfs(text)
+    units = shorten([row for row in text.split("\n") if row.startswith("unit ")])
+    groups = shorten([row for row in text.split("\n") if row.startswith("group ")])
+    return (
+        Fact(reading.units or (), source, units),
+        Fact(reading.groups, source, groups),
+        Fact(reading.types, source, groups),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -34,6 +35,11 @@ def _identity(read: Callable[[str], Any]) -> Hashable:
     return None if getattr(read, "__closure__", None) else getattr(read, "__code__", None)
 
 
+@functools.lru_cache(maxsize=1024)
+def _not_collected(source: str) -> Fact[Any]:
+    return unknown(f"{source} was not collected", source)
+
+
 class Sources:
     """The evidence of one host, asked by source. Several files of one source are ``source`` and ``source@file``."""
 
@@ -56,6 +62,8 @@ class Sources:
 
         ``read`` depends on nothing but the text, and on the words that it was made with.
         """
+        if self._by_source.keys().isdisjoint(sources):
+            return self.missing(*sources)
         refusal = ""
         for entry in self.entries(*sources):
             text = entry.text
@@ -85,6 +93,8 @@ class Sources:
 
     def missing(self, *sources: str, refusal: str = "") -> Fact[Any]:
         """Return the fact that says why none of these sources has a value."""
+        if not refusal and self._by_source.keys().isdisjoint(sources):
+            return _not_collected(sources[0])
         failed = next((entry.source for entry in self.asked(*sources)), sources[0])
         return unknown(refusal or self.evidence.why_missing(failed), sources[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -76,6 +77,8 @@ Q35_HOST_BRIDGE = "82G33/G31/P35/P31 Express DRAM Controller"
 GONE_WIDTH = 63
 
 _LONGEST_HEX_ROW = 60
+# One function of `lspci -vvv -xxxx` has 18 KB of dump.
+_LONGEST_BLOCK = 32 * 1024
 # Lines that a function has once: their repetition starts the next one in an excerpt without headers.
 _ONCE = frozenset({"ACSCtl", "LnkSta", "LnkCap", "Kernel driver in use", "NUMA node"})
 
@@ -97,6 +100,18 @@ class Block:
 
 def blocks(text: str) -> tuple[list[Block], list[Block]]:
     """Return (functions, excerpts without a header), each in the order of the text."""
+    whole, headless, block = _scanned(text)
+    if block is not None:
+        if block.broken is not None and not text.endswith("\n"):
+            # Nothing follows the list of sizes: it may be cut, and then the largest size is not known.
+            block.values["rebar"].pop(block.broken)
+        else:
+            _settle_sizes(block)
+    return whole, headless
+
+
+def _scanned(text: str) -> tuple[list[Block], list[Block], Block | None]:
+    """Return what ``blocks`` returns, and the last one, whose end is not settled."""
     whole: list[Block] = []
     headless: list[Block] = []
     block: Block | None = None
@@ -121,13 +136,7 @@ def blocks(text: str) -> tuple[list[Block], list[Block]]:
         else:
             _settle_sizes(block)
             _attribute(block, bare)
-    if block is not None:
-        if block.broken is not None and not text.endswith("\n"):
-            # Nothing follows the list of sizes: it may be cut, and then the largest size is not known.
-            block.values["rebar"].pop(block.broken)
-        else:
-            _settle_sizes(block)
-    return whole, [one for one in headless if one.keys]
+    return whole, [one for one in headless if one.keys], block
 
 
 def _repeats(block: Block, bare: str) -> bool:
@@ -138,8 +147,50 @@ def _repeats(block: Block, bare: str) -> bool:
 
 def read(text: str) -> tuple[dict[str, PciFunction], tuple[PciFunction, ...]]:
     """Return (``functions``, ``fragments``) of a text in one pass."""
+    listed = _listed(text)
+    if listed is not None:
+        return listed, ()
     whole, headless = blocks(text)
     return _by_address(whole), tuple(one.function() for one in headless)
+
+
+def _listed(text: str) -> dict[str, PciFunction] | None:
+    """Read a whole listing block by block; None where it is none. Machines of one kind share most of their blocks."""
+    parts = [part for part in text.split("\n\n") if part.strip()]
+    if parts and text.endswith("\n"):
+        parts[-1] = f"{parts[-1].rstrip()}\n"
+    keys = [(part, at == len(parts) - 1) for at, part in enumerate(parts)]
+    read_: list[Block] = []
+    for part, last in keys:
+        block = _block(part, last) if len(part) < _LONGEST_BLOCK else None
+        if block is None:
+            return None
+        read_.append(block)
+    ports = _ports(read_)
+    found = {}
+    for key, block in zip(keys, read_, strict=True):
+        bdf = str(block.values["bdf"])
+        parent = ports.get((_domain(block), bdf[-7:-5]))
+        found[bdf] = _function(*key, parent if parent != bdf else None)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _block(text: str, last: bool) -> Block | None:
+    """Read one function of a listing, or return None where the text is anything else."""
+    if text[0].isspace():
+        return None
+    whole, headless, _ = _scanned(text)
+    if last:
+        whole, headless = blocks(text)
+    return whole[0] if len(whole) == 1 and not headless else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(text: str, last: bool, parent: str | None) -> PciFunction:
+    block = _block(text, last)
+    assert block is not None
+    return block.function(parent)
 
 
 def functions(text: str) -> dict[str, PciFunction]:
@@ -148,13 +199,18 @@ def functions(text: str) -> dict[str, PciFunction]:
 
 
 def _by_address(whole: list[Block]) -> dict[str, PciFunction]:
-    ports = {(_domain(one), one.secondary_bus): str(one.values["bdf"]) for one in whole if one.secondary_bus}
+    ports = _ports(whole)
     found = {}
     for one in whole:
         bdf = str(one.values["bdf"])
         parent = ports.get((_domain(one), bdf[-7:-5]))
         found[bdf] = one.function(parent if parent != bdf else None)
     return found
+
+
+def _ports(whole: list[Block]) -> dict[tuple[str, str], str]:
+    """Return the bridge above each bus."""
+    return {(_domain(one), one.secondary_bus): str(one.values["bdf"]) for one in whole if one.secondary_bus}
 
 
 def _domain(block: Block) -> str:

@@ -58,7 +58,8 @@ def virtualisation(text: str, words: frozenset[str]) -> str | None:
     return word if word == "none" or word in words else None
 
 
-def keys(text: str) -> dict[str, str]:
+@lru_cache(maxsize=64)
+def keys(text: str) -> Mapping[str, str]:
     """Read ``key: value`` lines (the source ``dmi``, ``lscpu``, ``hostnamectl``); the first of a key stands."""
     found: dict[str, str] = {}
     for row in lines(text):

@@ -68,15 +68,13 @@ def _list(text: str) -> Query:
 
 
 _READERS: tuple[tuple[str, Callable[[str], Query], re.Pattern[str]], ...] = (
-    ("nvidia_smi.q", nvidia_query.read_text, re.compile(r"^[ \t]*(?:GPU [0-9A-F]{4}|Product Name).*", re.MULTILINE)),
-    ("nvidia_smi.qx", nvidia_query.read_xml, re.compile(r"^[ \t]*(?:<gpu id|<product_name>).*", re.MULTILINE)),
-    ("nvidia_smi.query_gpu", nvidia_query.read_csv, re.compile(r"^[^\n,]+,.*", re.MULTILINE)),
-    ("nvidia_smi", _table, re.compile(r"^\|[ \t]*\d+[ \t].*", re.MULTILINE)),
-    ("nvidia_smi.L", _list, re.compile(r"^[ \t]*(?:GPU \d+:|MIG ).*", re.MULTILINE)),
+    ("nvidia_smi.q", nvidia_query.read_text, re.compile(r"\n[ \t]*(?:GPU [0-9A-F]{4}|Product Name).*")),
+    ("nvidia_smi.qx", nvidia_query.read_xml, re.compile(r"\n[ \t]*(?:<gpu id|<product_name>).*")),
+    ("nvidia_smi.query_gpu", nvidia_query.read_csv, re.compile(r"\n[^\n,]+,.*")),
+    ("nvidia_smi", _table, re.compile(r"\n\|[ \t]*\d+[ \t].*")),
+    ("nvidia_smi.L", _list, re.compile(r"\n[ \t]*(?:GPU \d+:|MIG ).*")),
 )
-_PROCESS_ROW = re.compile(
-    r"^[ \t]*(?:Process(?:es|[ ]ID)\s*:|<pid>|\|[ \t]+\d+[ \t].*MiB \||\|[ \t]+No running).*", re.MULTILINE
-)
+_PROCESS_ROW = re.compile(r"\n[ \t]*(?:Process(?:es|[ ]ID)\s*:|<pid>|\|[ \t]+\d+[ \t].*MiB \||\|[ \t]+No running).*")
 
 
 def told(sources: Sources, smi: Fact[NvidiaSmi]) -> Told:
@@ -123,8 +121,11 @@ def _gpus(
 
 
 def _rows(text: str, telling: re.Pattern[str]) -> str:
-    """Return the first lines that a pattern finds; a list of hundreds is not gone through to its end."""
-    found = islice(telling.finditer(text), EXCERPT_LINES)
+    """Return the first lines that a pattern finds; a list of hundreds is not gone through to its end.
+
+    A pattern starts with the line end before the line, which is found far sooner than a start of a line.
+    """
+    found = islice(telling.finditer(f"\n{text}"), EXCERPT_LINES)
     return "\n".join(one[0].strip()[:200] for one in found)
 
 

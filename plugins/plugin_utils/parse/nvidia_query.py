@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -264,7 +265,7 @@ class _Block:
         self.raw: dict[str, str] = {}
         self.processes: list[dict[str, str]] | None = None
         self._mig: list[dict[str, str]] = []
-        self._stack: list[tuple[int, str]] = []
+        self._stack: list[tuple[int, str]] = []  # the headings above a line: indentation, and path so far
         self.skip_from: int | None = None  # lines further right belong to something that nobody asks for
         self._owner: list[dict[str, str]] | None = None
         self._owner_indent = 0
@@ -290,12 +291,11 @@ class _Block:
             if not self._is_list(name, given, indent):
                 self.skip_from = indent
             return
-        if given is not None:
-            path = "/".join([*(heading for _, heading in stack), name]) if stack else name
-            if path in _WANTED:
-                self.raw.setdefault(path, given)
+        path = f"{stack[-1][1]}/{name}" if stack else name
+        if given is not None and path in _WANTED:
+            self.raw.setdefault(path, given)
         # A heading may carry a value of its own ("Clocks Event Reasons : N/A") and still have lines below it.
-        stack.append((indent, name))
+        stack.append((indent, path))
 
     def _is_list(self, name: str, given: str | None, indent: int) -> bool:
         """Whether a list starts here: the processes of this GPU, or one of its MIG devices."""
@@ -327,6 +327,7 @@ class _Block:
         return _instances(self._mig, "Index", "Total")
 
 
+@functools.lru_cache(maxsize=8192)
 def _name_and_value(bare: str) -> tuple[str, str | None]:
     if bare.endswith(" :"):
         return bare[:-2].rstrip(), ""

@@ -32,7 +32,7 @@ _FAILURES = (
     ("no_devices", re.compile(r"\bNo devices were found")),
     ("error", re.compile(r"[Ff]ailed to initialize NVML: [^\n]*")),
 )
-_FAILURE_WORDS = ("NVIDIA-SMI has failed", "ailed to initialize NVML", "Unable to determine", "No devices were found")
+_FAILURE_WORDS = ("failed", "NVML", "Unable", "devices")
 # What nvidia-smi's manual says of its return values, for output without a text that says it better.
 _BY_RC = {6: "no_devices", 9: "no_driver", 4: "no_permission", 15: "lost_gpu", 18: "version_mismatch"}
 
@@ -55,10 +55,10 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
     """Say how any call of ``nvidia-smi`` ended: worked, or failed in a way that has a name."""
     rows = lines(text[:_HEAD_CHARACTERS])
     clean = "\n".join(rows)
-    folded = " ".join(clean.split())
     versions = _versions(clean)
-    # Three words in front of eight patterns: almost every text is an answer, not a failure.
-    failed = any(words in folded for words in _FAILURE_WORDS)
+    # A few words in front of eight patterns: almost every text is an answer, not a failure.
+    failed = any(word in clean for word in _FAILURE_WORDS)
+    folded = " ".join(clean.split()) if failed or not versions.driver_version else ""
     for state, pattern in _FAILURES if failed else ():
         found = pattern.search(folded)
         if found:

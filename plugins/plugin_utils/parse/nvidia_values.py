@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from datetime import datetime
 
@@ -26,9 +27,12 @@ _NO_VALUE = frozenset(
         "uninitialized",
     }
 )
+# Most cells of most GPUs hold the same few texts.
+_remembered = functools.lru_cache(maxsize=4096)
 _NUMBER = re.compile(r"(-?\d{1,15})(\.\d{1,9})?\s*(?:MiB|W|C|%|x|MHz|us|KB/s)?")
 
 
+@_remembered
 def value(text: str | None) -> str | None:
     """Return the text of a cell, or None where it holds no value (``[N/A]``, ``ERR!``, ``GPU requires reset``)."""
     if text is None:
@@ -39,24 +43,28 @@ def value(text: str | None) -> str | None:
     return bare
 
 
+@_remembered
 def number(text: str | None) -> float | None:
     """Return the number of a cell with or without its unit, or None where there is none."""
     found = _NUMBER.fullmatch(value(text) or "")
     return float(found[1] + (found[2] or "")) if found else None
 
 
+@_remembered
 def whole(text: str | None) -> int | None:
     """Return the whole number of a cell, or None where there is none."""
     given = number(text)
     return None if given is None else int(given)
 
 
+@_remembered
 def mode(text: str | None) -> str | None:
     """Return ``Enabled`` or ``Disabled`` for a switch however it is written, or None."""
     given = (value(text) or "").lower()
     return {"enabled": "Enabled", "on": "Enabled", "disabled": "Disabled", "off": "Disabled"}.get(given)
 
 
+@_remembered
 def flag(text: str | None) -> str | None:
     """Return ``Yes`` or ``No`` for a cell that says one of them (or 1 and 0, as CSV does), or None."""
     return {"yes": "Yes", "1": "Yes", "true": "Yes", "no": "No", "0": "No", "false": "No"}.get(

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 
 from ..core.snapshot import Approval, PciFunction
-from ..core.values import changed
+from ..core.values import by_identity, changed
 from . import pci_config
 
 
@@ -19,6 +19,7 @@ def merge(first: Mapping[str, PciFunction], *others: Mapping[str, PciFunction]) 
     return dict(sorted(merged.items()))
 
 
+@by_identity(4096)
 def _join(first: PciFunction, second: PciFunction) -> PciFunction:
     known = vars(first)
     # An absent value is None, "", (), False or {}; but a mapping that the other source read is a reading, also {}.

@@ -59,6 +59,9 @@ def rejoined(rows: list[str], starts: Callable[[str], object]) -> list[str]:
     ended; a blank that stood at the break was lost with the end of that line.
     """
     width = max(map(len, rows), default=0)
+    full = [at for at, row in enumerate(rows[:-1]) if len(row) >= width - 1 >= NARROWEST - 1]
+    if not any(rows[at + 1] and not starts(rows[at + 1]) for at in full):
+        return rows
     joined: list[str] = []
     gap = width
     for row in rows:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,17 @@ def judge(fleet: Fleet) -> dict[str, tuple[Finding, ...]]:
 
 def judge_group(fleet: JoinedFleet, group: Sequence[str]) -> dict[str, tuple[Finding, ...]]:
     """Return the findings of the hosts of one of the fleet's ``groups``. No other host's snapshot is looked at."""
-    found = {host: _findings(fleet[host], fleet) for host in group}
-    tie(fleet, found)
-    bad = {(host, one.rule) for host, findings in found.items() for one in findings if one.bad}
-    return {host: order([_pruned(one, bad) for one in findings]) for host, findings in found.items()}
+    bad: dict[str, list[Finding]] = {}
+    mild: dict[str, list[Finding]] = {}
+    for host in group:
+        bad[host], mild[host] = [], []
+        for one in _findings(fleet[host], fleet):
+            (bad if one.bad else mild)[host].append(one)
+    tie(fleet, bad)
+    names = {(host, one.rule) for host, findings in bad.items() for one in findings}
+    return {
+        host: (*_causes_first([_pruned(one, names) for one in bad[host]]), *_by_state(mild[host])) for host in group
+    }
 
 
 def _findings(snapshot: Snapshot, fleet: Fleet) -> list[Finding]:
@@ -120,11 +128,11 @@ def _judged(rule: Rule, snapshot: Snapshot, fleet: Fleet) -> list[Verdict]:
 
 
 def _pruned(finding: Finding, bad: set[tuple[str, str]]) -> Finding:
-    """Drop what a finding does not explain after all: nothing if it is not bad itself, and only bad ones."""
+    """Drop what a bad finding does not explain after all: what is not bad."""
     if not finding.explains:
         return finding
     kept = []
-    for name in dict.fromkeys(finding.explains) if finding.bad else ():
+    for name in dict.fromkeys(finding.explains):
         host, _, rule = name.rpartition("/")
         if (host or finding.host, rule) in bad and (host or finding.host, rule) != (finding.host, finding.rule):
             kept.append(name)
@@ -136,10 +144,17 @@ def order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
     A mild cause of a severe finding takes the severe one's place. The others follow by state and rule id.
     """
-    bad: list[Finding] = []
-    mild: list[Finding] = []
-    for one in findings:
-        (bad if one.bad else mild).append(one)
+    mild = [one for one in findings if not one.bad]
+    return (*_causes_first([one for one in findings if one.bad]), *_by_state(mild))
+
+
+def _by_state(mild: Sequence[Finding]) -> list[Finding]:
+    # What is not bad explains nothing.
+    told = [changed(one, explains=()) if one.explains else one for one in mild]
+    return sorted(told, key=lambda one: (_MILD[one.state], rule_order(one.rule), one.subject))
+
+
+def _causes_first(bad: Sequence[Finding]) -> list[Finding]:
     causes: dict[str, set[str]] = {}
     for one in bad:
         for name in one.explains:
@@ -150,14 +165,18 @@ def order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         bad, key=lambda one: (weight[one.rule], SEVERITIES.index(one.severity), rule_order(one.rule), one.subject)
     )
     ordered: list[Finding] = []
+    waiting = Counter(one.rule for one in todo)
     while todo and causes:
-        waiting = {one.rule for one in todo}
         # A circle of explanations has no first: the worst one then leads.
-        ready = next((one for one in todo if not (causes.get(one.rule, set()) - {one.rule}) & waiting), todo[0])
-        todo.remove(ready)
+        at = next((at for at, one in enumerate(todo) if not _waits(one.rule, causes, waiting)), 0)
+        ready = todo.pop(at)
+        waiting[ready.rule] -= 1
         ordered.append(ready)
-    mild.sort(key=lambda one: (_MILD[one.state], rule_order(one.rule), one.subject))
-    return (*ordered, *todo, *mild)
+    return ordered + todo
+
+
+def _waits(rule: str, causes: Mapping[str, set[str]], waiting: Mapping[str, int]) -> bool:
+    return any(waiting[cause] for cause in causes.get(rule, ()) if cause != rule)
 
 
 def _weights(bad: Sequence[Finding]) -> dict[str, int]:

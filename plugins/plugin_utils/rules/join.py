@@ -315,7 +315,7 @@ def _words(models: Models) -> str:
 
 
 def tie(fleet: Fleet, found: dict[str, list[Finding]]) -> None:
-    """Tie the findings of each guest to those of its VM: the VM's explain, the guest's name the line behind them."""
+    """Tie a guest's bad findings to those of its VM: the VM's explain, the guest's name the line behind them."""
     for guest in found:
         if fleet[guest].role.value != "guest":
             continue
@@ -328,18 +328,18 @@ def tie(fleet: Fleet, found: dict[str, list[Finding]]) -> None:
 
 def _tie_one(guest: str, home: Home, fleet: Fleet, found: dict[str, list[Finding]]) -> None:
     subjects = _subjects(fleet[home.host], home.config)
-    bad = {one.rule for one in found[guest] if one.bad}
+    bad = {one.rule for one in found[guest]}
     causes: dict[str, list[Finding]] = defaultdict(list)
     above = []
     for one in found[home.host]:
-        caused = [rule for rule in CAUSES_IN_GUEST.get(one.rule, ()) if rule in bad] if one.bad else []
+        caused = [rule for rule in CAUSES_IN_GUEST.get(one.rule, ()) if rule in bad]
         if caused and one.subject in subjects:
             for rule in caused:
                 causes[rule].append(one)
             one = changed(one, explains=(*one.explains, *(f"{guest}/{rule}" for rule in caused)))
         above.append(one)
     found[home.host] = above
-    found[guest] = [_with_causes(one, causes.get(one.rule, ()), home) if one.bad else one for one in found[guest]]
+    found[guest] = [_with_causes(one, causes.get(one.rule, ()), home) for one in found[guest]]
 
 
 def _subjects(hypervisor: Snapshot, config: VmConfig) -> set[str]:
@@ -383,11 +383,8 @@ def _sets_clique(config: VmConfig) -> bool:
 
 
 def _without_home(findings: list[Finding], reason: str) -> list[Finding]:
-    bad = {one.rule for one in findings if one.bad}
+    bad = {one.rule for one in findings}
     if "D1" in bad or bad.isdisjoint(_NEEDS_HOME):
         return findings
     more = f"The VM settings behind it are not known: {reason}."
-    return [
-        changed(one, why=f"{one.why} {more}".strip()) if one.bad and one.rule in _NEEDS_HOME else one
-        for one in findings
-    ]
+    return [changed(one, why=f"{one.why} {more}".strip()) if one.rule in _NEEDS_HOME else one for one in findings]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import shlex
@@ -38,7 +39,7 @@ class Passed:
         """Return the key of the line: hostpci0, or the alias of a libvirt device: hostdev0."""
         return self.line.name
 
-    @property
+    @functools.cached_property
     def display(self) -> PciFunction | None:
         """Return the GPU function of this line, where it is known."""
         return next((one for one in self.functions if one.is_gpu), None)
@@ -247,8 +248,14 @@ def reports_host_cpu(snapshot: Snapshot, config: VmConfig) -> bool | str:
 
 def split_arguments(raw: str) -> list[str] | None:
     """Split an ``args:`` line as a shell does, or return None where a quote is not closed."""
+    words = _split(raw)
+    return None if words is None else list(words)
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(raw: str) -> tuple[str, ...] | None:
     try:
-        return shlex.split(raw)
+        return tuple(shlex.split(raw))
     except ValueError:
         return None
 

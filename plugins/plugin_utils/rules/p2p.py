@@ -743,13 +743,7 @@ def _asymmetric(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if len(found.gpus) < 2:
         yield verdict("not_applicable", "There are no two GPUs here", *found.facts, reason="the matrix has one GPU")
         return
-    by_mode = [pair for pair, codes in found.codes.items() if len(set(codes.values())) > 1]
-    by_direction = [
-        pair
-        for pair in found.codes
-        if (pair[1], pair[0]) in found.codes
-        and any(code != found.codes[(pair[1], pair[0])].get(mode, code) for mode, code in found.codes[pair].items())
-    ]
+    by_mode, by_direction = found.unequal_modes, found.unequal_ways
     evidence = _matrix_excerpts(found)
     if by_mode or by_direction:
         what = f"reads and writes of {shown(by_mode)}" if by_mode else f"the directions of {shown(by_direction)}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.finding import RUNG_CLAIMED, RUNG_DELIVERED, Excerpt
 from ..core.measurement import Measurement, Pair
-from ..core.snapshot import Fact, P2pMatrix, Snapshot
+from ..core.snapshot import NOT_READ, Fact, P2pMatrix, Snapshot
+from ..core.values import by_identity
 from .common import gpu_count, listed
 from .registry import Verdict, verdict
 from .views import view
@@ -34,25 +36,40 @@ class Grants:
         codes = self.codes.get(pair, {})
         return bool(codes) and all(code == "OK" for code in codes.values())
 
-    @property
+    @functools.cached_property
     def all_granted(self) -> bool:
         """Whether every pair that was read is granted."""
         return bool(self.codes) and all(self.granted(pair) for pair in self.codes)
 
-    @property
+    @functools.cached_property
     def none_granted(self) -> bool:
         """Whether no pair that was read is granted."""
         return bool(self.codes) and not any(self.granted(pair) for pair in self.codes)
 
-    @property
+    @functools.cached_property
     def islands(self) -> tuple[tuple[str, ...], ...]:
         """Return the groups of GPUs that granted paths connect, single GPUs included."""
         return components(
             self.gpus, [pair for pair in self.codes if self.granted(pair) and self.granted((pair[1], pair[0]))]
         )
 
-    @property
-    def refusals(self) -> dict[str, list[Pair]]:
+    @functools.cached_property
+    def unequal_modes(self) -> tuple[Pair, ...]:
+        """Return the pairs whose modes have different codes."""
+        return tuple(pair for pair, codes in self.codes.items() if len(set(codes.values())) > 1)
+
+    @functools.cached_property
+    def unequal_ways(self) -> tuple[Pair, ...]:
+        """Return the pairs whose two directions have different codes."""
+        back = {pair: self.codes.get((pair[1], pair[0]), {}) for pair in self.codes}
+        return tuple(
+            pair
+            for pair, codes in self.codes.items()
+            if codes != back[pair] and any(code != back[pair].get(mode, code) for mode, code in codes.items())
+        )
+
+    @functools.cached_property
+    def refusals(self) -> Mapping[str, list[Pair]]:
         """Return the pairs by the code that refuses them."""
         found: dict[str, list[Pair]] = {}
         for pair, codes in self.codes.items():
@@ -87,9 +104,13 @@ def components(nodes: Iterable[str], edges: Iterable[Pair]) -> tuple[tuple[str, 
 @view
 def grants(snapshot: Snapshot) -> Grants | None:
     """Return what ``nvidia-smi topo -p2p`` says for reads and writes, or None where it was not read."""
-    matrices = {mode: snapshot.p2p[mode] for mode in JUDGED_MODES if mode in snapshot.p2p and snapshot.p2p[mode].known}
-    if not matrices:
-        return None
+    read, write, both = (snapshot.p2p.get(mode, NOT_READ) for mode in JUDGED_MODES)
+    return _granted(read, write, both) if read.known or write.known or both.known else None
+
+
+@by_identity()
+def _granted(*facts: Fact[P2pMatrix]) -> Grants:
+    matrices = {mode: fact for mode, fact in zip(JUDGED_MODES, facts, strict=True) if fact.known}
     codes: dict[Pair, dict[str, str]] = {}
     gpus: list[str] = []
     cut = False

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.values import changed, fast_init
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.values import by_identity, changed, fast_init
 
 
 @dataclass(frozen=True)
@@ -58,3 +58,19 @@ def test_a_changed_value_is_a_copy() -> None:
     two = changed(one, count=2)
     assert (one.count, two) == (1, Quick("n", 2, table={"x": 1}))
     assert type(two) is Quick
+
+
+def test_a_result_is_remembered_for_the_same_objects_and_only_for_them() -> None:
+    made = []
+
+    @by_identity(2)
+    def joined(first: list[int], second: list[int]) -> tuple[int, ...]:
+        made.append((first, second))
+        return (*first, *second)
+
+    one, same = [1], [1]
+    assert joined(one, one) is joined(one, one)
+    assert joined(one, same) == joined(same, one) == (1, 1)
+    assert len(made) == 3
+    for number in range(100):  # results of values that are gone are never given for new ones in their place
+        assert joined([number], one) == (number, 1)

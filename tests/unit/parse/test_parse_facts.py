@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import Evidence, EvidenceSet
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import facts, pci_sysfs
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import facts, lspci, pci_sysfs
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse.facts import Reading, Sources
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse.text import RefusedError
 
@@ -97,3 +97,27 @@ def test_a_block_that_was_cut_is_not_taken_for_the_whole_one() -> None:
     whole = pci_sysfs.functions(PLAIN)
     cut = pci_sysfs.functions(PLAIN[: PLAIN.rindex("width: 16")])
     assert (whole["0000:02:00.0"].link_width, cut["0000:02:00.0"].link_width) == (16, None)
+
+
+LSPCI = """00:01.1 PCI bridge [0604]: AMD Bridge [1022:14ab] (rev 01)
+	Bus: primary=00, secondary=01, subordinate=01, sec-latency=0
+
+01:00.0 3D controller [0302]: NVIDIA Corporation GB202GL [10de:2bb5] (rev a1)
+	Capabilities: [134 v1] Physical Resizable BAR
+		BAR 1: current size: 256MB, supported: 64MB 128MB 256MB
+
+02:00.0 3D controller [0302]: NVIDIA Corporation GB202GL [10de:2bb5] (rev a1)
+	Capabilities: [134 v1] Physical Resizable BAR
+		BAR 1: current size: 256MB, supported: 64MB 128M
+"""
+
+
+@pytest.mark.parametrize("cut", range(0, len(LSPCI) + 1, 7))
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\n--\n", "\n\tKernel driver in use: nvidia\n"])
+def test_a_listing_in_blocks_reads_as_in_one_pass(cut: int, end: str) -> None:
+    text = LSPCI[:cut] + end
+    whole, headless = lspci.blocks(text)
+    found, fragments = lspci.read(text)
+    assert found == lspci._by_address(whole) == lspci.functions(text)
+    assert fragments == tuple(one.function() for one in headless)
+    assert lspci.read(text) == (found, fragments)
