@@ -68,7 +68,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def peerlane(lab: Lab, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "NO_COLOR": "1"}
+    path = f"{REPOSITORY / 'src'}:{REPOSITORY / 'collections'}"
+    environment = {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1"}
     return subprocess.run(
         [sys.executable, "-m", "peerlane", *words],
         env=environment,
