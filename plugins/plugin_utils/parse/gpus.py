@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..core.snapshot import Gpu, MigInstance
 from ..core.values import changed
@@ -38,21 +39,22 @@ def _same(first: Gpu, second: Gpu) -> bool:
 
 def _join(first: Gpu, second: Gpu, source: str) -> Gpu:
     known = vars(first)
-    filled = {
+    filled: dict[str, Any] = {
         name: value
         for name, value in vars(second).items()
-        if known[name] in _EMPTY and name not in ("raw", "sources", "blank")
+        if value is not None and known[name] in _EMPTY and name not in ("raw", "sources", "blank")
     }
     if first.mig_instances and second.mig_instances:
         filled["mig_instances"] = _instances(first, second)
     if first.name.endswith(_CUT) and not second.name.endswith(_CUT) and second.name:
         filled["name"] = second.name
-    joined = changed(first, **filled, raw={**second.raw, **first.raw})
     return changed(
-        joined,
+        first,
+        **filled,
+        raw={**second.raw, **first.raw} if second.raw else first.raw,
         sources=tuple(dict.fromkeys([*first.sources, source])),
         # What one output printed without a value, another may tell.
-        blank=frozenset(name for name in first.blank | second.blank if getattr(joined, name) in _EMPTY),
+        blank=frozenset(name for name in first.blank | second.blank if filled.get(name, known[name]) in _EMPTY),
     )
 
 

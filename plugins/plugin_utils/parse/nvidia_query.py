@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 from xml.parsers import expat
 
 from ..core.snapshot import Gpu, GpuProcess, GpuSample, MigInstance
@@ -233,19 +234,18 @@ def read_text(text: str) -> Query:
     if rows and not text.endswith("\n") and rows[-1][-1:].isdigit():
         # A number at the very end may be cut inside.
         rows[-1] = rows[-1].rpartition(" : ")[0]
-    for row in rejoined(rows, lambda row: row.startswith(" ") or " : " in row or _BLOCK.fullmatch(row)):
-        bare = row.lstrip()
-        indent = len(row) - len(bare)
-        if block is not None and block.skip_from is not None and indent > block.skip_from:
+    for text_row in rejoined(rows, lambda row: row.startswith(" ") or " : " in row or _BLOCK.fullmatch(row)):
+        row = _row(text_row)
+        if block is not None and block.skip_from is not None and row.indent > block.skip_from:
             # Most of -q is of no use here; this test keeps it cheap.
             continue
-        if bare.startswith("GPU ") and (found := _BLOCK.fullmatch(bare)):
-            block = _Block(found[1])
+        if row.bus:
+            block = _Block(row.bus)
             blocks.append(block)
         elif block is not None:
-            block.take(bare, indent)
-        elif bare.startswith("Attached GPUs"):
-            attached = whole(_name_and_value(bare)[1])
+            block.take(row)
+        elif row.name == "Attached GPUs":
+            attached = whole(row.given)
     if not blocks:
         raise RefusedError("holds no block of a GPU (`GPU 00000000:01:00.0`)")
     numbered = attached == len(blocks)
@@ -255,6 +255,30 @@ def read_text(text: str) -> Query:
     listed = [one for one in blocks if one.processes is not None]
     held = (_process(one.bus, told, _TEXT_NAMES) for one in listed for told in one.processes or ())
     return Query(gpus, attached, tuple(process for process in held if process) if listed else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One line of ``-q``. ``bus``: it is the head of a GPU's block. ``given`` is None where a heading has no value."""
+
+    empty: bool
+    indent: int
+    bus: str
+    name: str
+    given: str | None
+
+
+# Of thousands of lines in a fleet, most are the same few hundred.
+@functools.lru_cache(maxsize=8192)
+def _row(row: str) -> _Row:
+    bare = row.lstrip()
+    indent = len(row) - len(bare)
+    head = _BLOCK.fullmatch(bare)
+    if bare.endswith(" :"):
+        return _Row(False, indent, "", bare[:-2].rstrip(), "")
+    name, colon, given = bare.partition(" : ")
+    name, value_ = (name.rstrip(), given.strip()) if colon else (bare.rstrip(": "), None)
+    return _Row(not bare, indent, head[1] if head else "", name, value_)
 
 
 class _Block:
@@ -271,14 +295,14 @@ class _Block:
         self._owner_indent = 0
         self._margin: int | None = None
 
-    def take(self, bare: str, indent: int) -> None:
+    def take(self, row: _Row) -> None:
+        indent, name, given = row.indent, row.name, row.given
         if self._margin is None:
             self._margin = indent
-        if not bare or indent < self._margin:
+        if row.empty or indent < self._margin:
             # Left of the block stand only the ends of lines that a terminal broke.
             return
         self.skip_from = None
-        name, given = _name_and_value(bare)
         if self._owner is not None:
             if indent > self._owner_indent:
                 self._take_owned(name, given)
@@ -325,14 +349,6 @@ class _Block:
     def mig_instances(self) -> tuple[MigInstance, ...]:
         """Return the MIG devices, in their order."""
         return _instances(self._mig, "Index", "Total")
-
-
-@functools.lru_cache(maxsize=8192)
-def _name_and_value(bare: str) -> tuple[str, str | None]:
-    if bare.endswith(" :"):
-        return bare[:-2].rstrip(), ""
-    name, colon, given = bare.partition(" : ")
-    return (name.rstrip(), given.strip()) if colon else (bare.rstrip(": "), None)
 
 
 def query_csv(text: str) -> tuple[Gpu, ...]:
@@ -528,81 +544,75 @@ class _XmlReader:
 def _gpu(raw: Mapping[str, str], bus_id: str, index: int | None, instances: tuple[MigInstance, ...] = ()) -> Gpu:
     told: dict[str, str] = {}
     blank = set()
-    for field, places in _PLACES.items():
-        seen = False
+    plan = _plan(tuple(raw))
+    for field, places in plan.fields:
         for place in places:
-            if place in raw:
-                seen = True
-                given = value(raw[place])
-                if given is not None:
-                    told[field] = given
-                    break
-        if seen and field not in told:
+            given = value(raw[place])
+            if given is not None:
+                told[field] = given
+                break
+        else:
             blank.add(field)
-    cell = told.get
-    recovery = cell("recovery_action")
-    if recovery is None and any(raw.get(place) == "Yes" for place in _RESET_REQUIRED):
-        recovery = "Reset"
-    counts = {}
-    for field, (totals, parts) in _COUNTS.items():
-        counts[field], empty = _count(raw, totals, parts)
-        if empty:
-            blank.add(field)
-    reasons = _reasons(raw)
-    if not reasons and any(head in raw for head in _REASON_HEADS):
+    values: dict[str, Any] = {field: _CONVERT.get(field, str)(given) for field, given in told.items()}
+    if "recovery_action" not in told and any(raw.get(place) == "Yes" for place in _RESET_REQUIRED):
+        values["recovery_action"] = "Reset"
+    if "device_id" in told:
+        device = told["device_id"].lower().removeprefix("0x")
+        values["device_id"] = device[:4] if re.fullmatch(r"[0-9a-f]{4}10de", device) else None
+    if plan.counts:
+        for field, (totals, parts) in _COUNTS.items():
+            values[field], empty = _count(raw, totals, parts)
+            if empty:
+                blank.add(field)
+    reasons = _reasons(raw) if plan.reasons else {}
+    if plan.reasons and not reasons and any(head in raw for head in _REASON_HEADS):
         blank.add("clock_reasons")
-    device = (cell("device_id") or "").lower().removeprefix("0x")
     return Gpu(
         index=index,
         bus_id=address(bus_id) or "",
-        name=cell("name") or "",
-        uuid=cell("uuid") or "",
-        memory_total_mib=whole(cell("memory_total_mib")),
-        memory_used_mib=whole(cell("memory_used_mib")),
-        bar1_total_mib=whole(cell("bar1_total_mib")),
-        utilization_percent=whole(cell("utilization_percent")),
-        temperature_c=whole(cell("temperature_c")),
-        power_draw_w=number(cell("power_draw_w")),
-        power_limit_w=number(cell("power_limit_w")),
-        pstate=cell("pstate"),
-        link_gen_current=whole(cell("link_gen_current")),
-        link_gen_max=whole(cell("link_gen_max")),
-        link_width_current=whole(cell("link_width_current")),
-        link_width_max=whole(cell("link_width_max")),
-        persistence=mode(cell("persistence")),
-        mig=mode(cell("mig")),
         mig_devices=len(instances) or None,
-        ecc=mode(cell("ecc")),
-        compute_mode=cell("compute_mode"),
-        virtualization_mode=cell("virtualization_mode"),
-        recovery_action=recovery,
-        gsp_firmware=cell("gsp_firmware"),
-        device_id=device[:4] if re.fullmatch(r"[0-9a-f]{4}10de", device) else None,
-        link_gen_host_max=whole(cell("link_gen_host_max")),
-        mig_pending=mode(cell("mig_pending")),
         mig_instances=instances,
-        ecc_pending=mode(cell("ecc_pending")),
-        ecc_uncorrected_volatile=counts["ecc_uncorrected_volatile"],
-        ecc_uncorrected_aggregate=counts["ecc_uncorrected_aggregate"],
-        sram_threshold_exceeded=flag(cell("sram_threshold_exceeded")),
-        retired_pending=flag(cell("retired_pending")),
-        remap_pending=flag(cell("remap_pending")),
-        remap_failed=flag(cell("remap_failed")),
-        channel_repair_pending=flag(cell("channel_repair_pending")),
-        tpc_repair_pending=flag(cell("tpc_repair_pending")),
-        unrepairable_memory=flag(cell("unrepairable_memory")),
-        power_limit_default_w=number(cell("power_limit_default_w")),
-        power_limit_min_w=number(cell("power_limit_min_w")),
-        power_limit_max_w=number(cell("power_limit_max_w")),
-        sm_clock_mhz=whole(cell("sm_clock_mhz")),
-        sm_clock_max_mhz=whole(cell("sm_clock_max_mhz")),
         clock_reasons=reasons,
-        conf_compute_mib=whole(cell("conf_compute_mib")),
-        fabric_state=cell("fabric_state"),
-        fabric_status=cell("fabric_status"),
         blank=frozenset(blank),
         raw=dict(raw),
+        **values,
     )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where to look for what in an output with certain fields; all GPUs of one driver version have the same ones."""
+
+    fields: tuple[tuple[str, tuple[str, ...]], ...]
+    counts: bool
+    reasons: bool
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(printed: tuple[str, ...]) -> _Plan:
+    there = frozenset(printed)
+    fields = ((field, tuple(place for place in places if place in there)) for field, places in _PLACES.items())
+    counted = {place for totals, parts in _COUNTS.values() for place in (*totals, *parts)}
+    reasons = {*_REASON_MASKS, *_REASON_HEADS, *(place for _, places in _REASON_PLACES for place in places)}
+    return _Plan(
+        tuple((field, places) for field, places in fields if places),
+        not there.isdisjoint(counted),
+        not there.isdisjoint(reasons),
+    )
+
+
+# What becomes of the text of a field; where nothing stands here, it stays text.
+_CONVERT: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("memory_total_mib", "memory_used_mib", "bar1_total_mib", "utilization_percent"), whole),
+    **dict.fromkeys(("temperature_c", "sm_clock_mhz", "sm_clock_max_mhz", "conf_compute_mib"), whole),
+    **dict.fromkeys((f"link_{name}" for name in ("gen_current", "gen_max", "gen_host_max")), whole),
+    **dict.fromkeys(("link_width_current", "link_width_max"), whole),
+    **dict.fromkeys(("power_draw_w", "power_limit_w", "power_limit_default_w"), number),
+    **dict.fromkeys(("power_limit_min_w", "power_limit_max_w"), number),
+    **dict.fromkeys(("persistence", "mig", "mig_pending", "ecc", "ecc_pending"), mode),
+    **dict.fromkeys(("sram_threshold_exceeded", "retired_pending", "remap_pending", "remap_failed"), flag),
+    **dict.fromkeys(("channel_repair_pending", "tpc_repair_pending", "unrepairable_memory"), flag),
+}
 
 
 def _count(raw: Mapping[str, str], totals: tuple[str, ...], parts: tuple[str, ...]) -> tuple[int | None, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ..core.snapshot import Gpu, GpuProcess, GpuSample, MigInstance, NvidiaSmi
 from ..core.values import changed
@@ -13,6 +14,7 @@ from .text import RefusedError, address, lines
 _LONGEST_ROW = 300
 # Banner and failures stand at the start; `-q` of eight GPUs is longer.
 _HEAD_CHARACTERS = 16 * 1024
+_START_CHARACTERS = 1024
 
 _BANNER = re.compile(r"NVIDIA-SMI\s+\d[\w.]*")
 _DRIVER = re.compile(r"(?:\b(?:Driver|KMD) Version\s*:\s*|<driver_version>)([\w./]+)")
@@ -53,7 +55,13 @@ _VERSION = re.compile(r"\d+\.\d[\d.]*")
 
 def answer(text: str, rc: int | None = None) -> NvidiaSmi:
     """Say how any call of ``nvidia-smi`` ended: worked, or failed in a way that has a name."""
-    rows = lines(text[:_HEAD_CHARACTERS])
+    head = text[:_HEAD_CHARACTERS]
+    if rc in (None, 0) and not any(word in head for word in _FAILURE_WORDS):
+        # Almost every text: the banner, or the first lines of -q, and nothing that sounds like a failure.
+        start = _versions("\n".join(lines(text[:_START_CHARACTERS].rpartition("\n")[0])))
+        if start.driver_version and start.cuda_version:
+            return changed(start, state="ok", rc=rc)
+    rows = lines(head)
     clean = "\n".join(rows)
     versions = _versions(clean)
     # A few words in front of eight patterns: almost every text is an answer, not a failure.
@@ -75,7 +83,9 @@ def answer(text: str, rc: int | None = None) -> NvidiaSmi:
                 lost=tuple(lost),
                 lost_reasons=tuple(lost.values()),
             )
-    if not versions.driver_version and _NO_COMMAND.search(folded) and not _BANNER.search(clean):
+    lower = folded.lower()
+    absent = any(words in lower for words in ("not found", "not installed", "no such file"))
+    if absent and not versions.driver_version and _NO_COMMAND.search(folded) and not _BANNER.search(clean):
         return NvidiaSmi("not_found", rc, next((row.strip() for row in rows if row.strip()), ""))
     if rc not in (None, 0):
         message = next((row.strip() for row in reversed(rows) if row.strip()), "")
@@ -131,17 +141,10 @@ def table(text: str) -> tuple[Gpu, ...]:
         named = _ROW_NAME.match(row)
         if named is None:
             continue
-        gpu = Gpu(
-            index=int(named[1]),
-            name=named[2],
-            bus_id=address(named[4]) or "",
-            persistence=mode(named[3]),
-            ecc=_ecc(named[5]),
-        )
+        told: dict[str, Any] = {"persistence": mode(named[3]), "ecc": _ecc(named[5])}
         state = _ROW_STATE.match(rows[position + 1]) if position + 1 < len(rows) else None
         if state:
-            gpu = changed(
-                gpu,
+            told.update(
                 temperature_c=whole(state[2]),
                 pstate=value(state[3]),
                 power_draw_w=number(state[4]),
@@ -152,27 +155,13 @@ def table(text: str) -> tuple[Gpu, ...]:
                 compute_mode=value(state[9]),
             )
         mig = _ROW_MIG.match(rows[position + 2]) if position + 2 < len(rows) else None
-        gpu = changed(gpu, mig=mode(mig[1]) if mig else None)
-        gpus.append(changed(gpu, blank=_blank(gpu, has_state=state is not None, has_mig=mig is not None)))
+        if mig:
+            told["mig"] = mode(mig[1])
+        # The columns of the table that hold no value.
+        blank = frozenset(name for name, given in told.items() if given is None)
+        gpus.append(Gpu(index=int(named[1]), name=named[2], bus_id=address(named[4]) or "", blank=blank, **told))
     return tuple(gpus)
 
-
-def _blank(gpu: Gpu, has_state: bool, has_mig: bool) -> frozenset[str]:
-    """Return the columns of the table that hold no value."""
-    told = ["ecc", "persistence", *(_STATE_COLUMNS if has_state else ()), *(["mig"] if has_mig else ())]
-    return frozenset(name for name in told if getattr(gpu, name) is None)
-
-
-_STATE_COLUMNS = (
-    "temperature_c",
-    "pstate",
-    "power_draw_w",
-    "power_limit_w",
-    "memory_used_mib",
-    "memory_total_mib",
-    "utilization_percent",
-    "compute_mode",
-)
 
 _PROCESSES = re.compile(r"\|\s*Processes:")
 # `|    0   N/A  N/A   3203007      C   ...ests/all_reduce_perf        788MiB |`; before R450 without GI and CI.

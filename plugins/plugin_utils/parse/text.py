@@ -58,9 +58,10 @@ def rejoined(rows: list[str], starts: Callable[[str], object]) -> list[str]:
     ``starts`` says whether a line can begin an entry. One that can't goes on where a line as wide as the terminal
     ended; a blank that stood at the break was lost with the end of that line.
     """
-    width = max(map(len, rows), default=0)
-    full = [at for at, row in enumerate(rows[:-1]) if len(row) >= width - 1 >= NARROWEST - 1]
-    if not any(rows[at + 1] and not starts(rows[at + 1]) for at in full):
+    lengths = list(map(len, rows))
+    width = max(lengths, default=0)
+    full = [at for at, length in enumerate(lengths[:-1], 1) if length >= width - 1] if width >= NARROWEST else []
+    if not any(rows[at] and not starts(rows[at]) for at in full):
         return rows
     joined: list[str] = []
     gap = width
