@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT / "collections"), str(ROOT / "src")]
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import Content, EvidenceSet
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import SEVERITIES, Finding
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake, snapshot
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse.recognise import is_silent
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse.intake import is_silent
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
 
 RANDOM_CUTS = 200

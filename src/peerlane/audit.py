@@ -19,7 +19,7 @@ from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.evidence import 
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.finding import SEVERITIES, Finding, Severity
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.core.redact import Redactor
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import intake
-from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json, markdown, terminal
+from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import audit_json
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import engine
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules.drift import compare_rows
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules.join import JoinedFleet
@@ -207,12 +207,16 @@ def _rendered(arguments: argparse.Namespace, fleet: Fleet, findings: Mapping[str
     if arguments.format == "json":
         return audit_json.text(audit_json.document(fleet, findings, generated_at=now))
     if arguments.format == "html":
-        # Only this format needs Jinja2, whose import takes longer than most audits.
+        # Each format brings its own imports; Jinja2's takes longer than most audits.
         from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import html
 
         return html.render(fleet, findings, generated_at=now)
     if arguments.format == "markdown":
+        from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import markdown
+
         return markdown.render(fleet, findings, generated_at=now)
+    from ansible_collections.peerlane.gpu.plugins.plugin_utils.report import terminal
+
     to_terminal = arguments.output is None and sys.stdout is not None and sys.stdout.isatty()
     width = min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH)
     color = to_terminal and not os.environ.get("NO_COLOR")

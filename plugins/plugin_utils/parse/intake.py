@@ -15,7 +15,6 @@ from ..core.errors import InputError
 from ..core.evidence import HEAD_BYTES, MANIFEST, Content, Evidence, EvidenceSet, from_manifest
 from . import archive
 from .apart import apart
-from .recognise import is_silent, recognise
 from .text import NARROWEST
 from .tree import File, Folder, Listing, disk_file, in_memory, on_disk
 
@@ -34,7 +33,14 @@ _NO_ID = re.compile(r"[^A-Za-z0-9_.:+-]+")
 _ABSENT = "No such file or directory"
 # A folder with one of these below is one host, as support tools pack it, and not a fleet.
 _SYSTEM_FOLDERS = frozenset({"proc", "etc", "sys", "var", "boot", "usr", "sos_commands"})
+# Files that describe other files; their words would pass for outputs.
+_SILENT = re.compile(r"readme.*|case\.ya?ml|.*\.(?:toml|py|rst)|license.*|changelog.*", re.IGNORECASE)
 _SAVE = "save outputs such as `nvidia-smi -q`, `lspci -vvv`, `dmesg` or a VM's .conf, one a file"
+
+
+def is_silent(name: str) -> bool:
+    """Whether a file of this name describes others and is passed over without a word."""
+    return bool(_SILENT.fullmatch(name))
 
 
 def read(
@@ -323,6 +329,9 @@ class Found:
         if dropped:
             why = "its last line has no line end, so it may be cut and is not judged: add a line end if it is whole"
             self.unrecognised.append(f"{shown}: {why}")
+        # Only loose files need it, and its patterns take longer to compile than a snapshot to judge.
+        from .recognise import recognise
+
         found = recognise(text, name)
         for one in found:
             if not one.source:

@@ -16,9 +16,6 @@ from .text import lines
 # Recognition looks at the head of a text; every known output shows itself there.
 _HEAD_CHARACTERS = 64 * 1024
 
-# Files that describe other files; their words would pass for outputs.
-_SILENT = re.compile(r"readme.*|case\.ya?ml|.*\.(?:toml|py|rst)|license.*|changelog.*", re.IGNORECASE)
-
 # A Markdown fence, in a list or a quotation too; its info string holds no backtick.
 _FENCE = re.compile(r"[ \t>]{0,12}(`{3,}|~{3,})([^`\n]{0,80})$")
 # How forums and HTML mark what a terminal printed: [code], <pre><code class="...">.
@@ -92,11 +89,6 @@ class Recognised:
     segment: Segment
     source: str = ""
     reason: str = ""
-
-
-def is_silent(name: str) -> bool:
-    """Whether a file of this name describes others and is passed over without a word."""
-    return bool(_SILENT.fullmatch(name))
 
 
 def recognise(text: str, name: str) -> list[Recognised]:

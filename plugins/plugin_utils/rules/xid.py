@@ -6,14 +6,12 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import yaml
 
 from ..core.finding import Excerpt, Fix
 from ..core.snapshot import Snapshot, Xid
 from .common import counted, has_no_gpu, listed
 from .gpu_views import no_gpu
+from .knowledge import table
 from .registry import Fleet, Verdict, rule, verdict
 
 _UNLISTED = "an event that Peerlane has no entry for"
@@ -80,8 +78,9 @@ class Meaning:
 @functools.cache
 def meanings() -> dict[int, Meaning]:
     """Return the table of Xid numbers. Its source stands in the file (``origin``)."""
-    data = yaml.safe_load((Path(__file__).resolve().parent / "xid.yml").read_text(encoding="utf-8"))
-    return {int(code): Meaning(row["class"], row["action"], row["words"]) for code, row in data["codes"].items()}
+    return {
+        int(code): Meaning(row["class"], row["action"], row["words"]) for code, row in table("xid.yml")["codes"].items()
+    }
 
 
 def meaning(code: int) -> Meaning:
