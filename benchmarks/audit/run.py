@@ -3,8 +3,10 @@
     make bench                        # on a lab host that it starts and stops
     python benchmarks/audit/run.py HOST -i INVENTORY
 
-Both arms read the same sources over the same SSH connection, in turns; the figure is the ratio of the medians. The
-second arm is what a playbook of `command` and `slurp` tasks costs: one task, and so one round trip, per source.
+All arms go over the same SSH connection, in turns; the figures are ratios of the medians. The second arm is what a
+playbook of `command` and `slurp` tasks costs: one task, and so one round trip, per source. The third is a bare
+`ansible.builtin.setup`, which most playbooks run before anything else. Last comes how fast recorded hosts are judged
+(`judge.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "collections"))
+sys.path[:0] = [str(ROOT / "collections"), str(ROOT / "src")]
 
 from ansible_collections.peerlane.gpu.plugins.module_utils.evidence_sources import SOURCES  # noqa: E402
+from peerlane.lab.state import Paths  # noqa: E402
 
 
 def separate_tasks() -> list[dict[str, object]]:
@@ -72,23 +75,29 @@ def main() -> int:
     own = args.inventory is None
     if own:
         subprocess.run([*lab, "up", args.host], check=True)
-        args.inventory = subprocess.run([*lab, "inventory"], check=True, capture_output=True, text=True).stdout.strip()
+        args.inventory = str(Paths.from_environment().inventory)
     try:
         with tempfile.TemporaryDirectory() as name:
             one = play([{"peerlane.gpu.host_evidence": {}}], args.host, Path(name), "one")
             many = play(separate_tasks(), args.host, Path(name), "many")
+            setup = play([{"ansible.builtin.setup": {}}], args.host, Path(name), "setup")
             empty = play([{"ansible.builtin.meta": "noop"}], args.host, Path(name), "empty")
             seconds(one, args.inventory)
-            rows = [tuple(seconds(book, args.inventory) for book in (one, many, empty)) for _ in range(args.runs)]
+            books = (one, many, setup, empty)
+            rows = [tuple(seconds(book, args.inventory) for book in books) for _ in range(args.runs)]
     finally:
         if own:
             subprocess.run([*lab, "down", args.host], check=True)
-    single, separate, start = (statistics.median(column) for column in zip(*rows, strict=True))
-    ratio = statistics.median((row[1] - row[2]) / (row[0] - row[2]) for row in rows)
+    single, separate, setup_s, start = (statistics.median(column) for column in zip(*rows, strict=True))
+    ratio = statistics.median((row[1] - row[3]) / (row[0] - row[3]) for row in rows)
+    to_setup = statistics.median((row[0] - row[3]) / (row[2] - row[3]) for row in rows)
     print(f"sources: {len(SOURCES)}, runs: {args.runs} of each arm, in turns")
-    print(f"one call: {single:.2f} s, separate tasks: {separate:.2f} s, ansible-playbook without a task: {start:.2f} s")
-    print(f"ratio of the whole commands: {separate / single:.1f}x, without ansible's own start: {ratio:.1f}x")
-    return 0
+    print(f"one call: {single:.2f} s, separate tasks: {separate:.2f} s, a bare setup: {setup_s:.2f} s")
+    print(f"ansible-playbook without a task: {start:.2f} s")
+    print(f"separate tasks to one call: {separate / single:.1f}x, without ansible's own start: {ratio:.1f}x")
+    print(f"one call to a bare setup: {single / setup_s:.2f}x, without ansible's own start: {to_setup:.2f}x")
+    print("== judging what was recorded", flush=True)
+    return subprocess.run([sys.executable, str(ROOT / "benchmarks" / "audit" / "judge.py")]).returncode
 
 
 if __name__ == "__main__":

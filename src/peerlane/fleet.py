@@ -12,7 +12,7 @@ from ansible_collections.peerlane.gpu.plugins.plugin_utils.parse import snapshot
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules import drift
 from ansible_collections.peerlane.gpu.plugins.plugin_utils.rules.cards import Card, card
 
-# Evidence whose snapshots are kept; a snapshot takes about as much memory as its text.
+# Evidence whose snapshots are kept; a snapshot takes two to three times the memory of its text.
 KEPT_CHARACTERS = 64 * 1024 * 1024
 
 
