@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, TypeVar
 from .measurement import Measurement
 from .plain import plain
 from .runtime import Engine, EngineLog, NcclLog, NcclTopology, P2pCache
-from .values import fast_init
+from .values import by_identity, fast_init
 
 SNAPSHOT_SCHEMA = "peerlane.snapshot/1"
 
@@ -201,8 +201,16 @@ class KernelLog:
     from_boot: bool = False  # the first lines of the boot are there: what is missing was not said
     suppressed: int = 0  # "N callbacks suppressed": counts are lower bounds
 
-    def matching(self, pattern: str) -> tuple[LogLine, ...]:
-        """Return the lines that a regular expression (ignoring case) finds."""
+    def matching(self, pattern: str, *words: str) -> tuple[LogLine, ...]:
+        """Return the lines that a regular expression (ignoring case) finds.
+
+        ``words``: in lower case, those of which one stands in every such line. Most logs hold none of them, and then
+        no line is looked at.
+        """
+        if words:
+            whole = _lower_text(self)
+            if not any(word in whole for word in words):
+                return ()
         wanted = re.compile(pattern, re.IGNORECASE)
         return tuple(line for line in self.lines if wanted.search(line.text))
 
@@ -217,6 +225,11 @@ class KernelLog:
             "notes": {kind: len(lines) for kind, lines in self.notes.items()},
             "formats": self.formats,
         }
+
+
+@by_identity(4)
+def _lower_text(log: KernelLog) -> str:
+    return "\n".join([line.text for line in log.lines]).lower()
 
 
 @dataclass(frozen=True)

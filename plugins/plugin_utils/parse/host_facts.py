@@ -311,5 +311,6 @@ def _lockdown(text: str) -> Reading[str]:
 
 def _lockdown_of_log(log: Fact[KernelLog]) -> Fact[str] | None:
     """Distributions lock down to ``integrity`` where the firmware's Secure Boot is the cause."""
-    told = log.value.matching(r"Kernel is locked down from EFI Secure Boot") if log.value else ()
+    words = "Kernel is locked down from EFI Secure Boot"
+    told = log.value.matching(words, words.lower()) if log.value else ()
     return Fact("integrity", log.source, told[0].text) if told else None

@@ -86,6 +86,18 @@ NOTES: tuple[tuple[str, str], ...] = (
     ("vfio_virqfd", "virqfd"),
     ("NVRM: ", "nvrm"),
 )
+# One of them stands in every line that ``_read_event`` understands.
+_EVENT_WORDS = (
+    "Xid",
+    "AER: ",
+    "PCIe Bus Error",
+    "] error status/mask=",
+    ":    [",
+    "Event logged [",
+    "] Request device [",
+    "[Hardware Error]",
+    "suppressed",
+)
 # The first line of a boot, and what comes after all of the kernel's own setup of devices.
 _FIRST_LINE = "Linux version "
 _SETUP_DONE = ("Run /init as init process", "Freeing unused kernel")
@@ -118,9 +130,14 @@ def parse(text: str) -> KernelLog:
     denied = _REFUSED.search(text) if len(found) <= 1 else None
     if denied:
         raise RefusedError(denied[0].strip())
+    whole = "\n".join([line.text for line in found])
     reading = _Reading()
+    # Of some forty words a log holds a few; each line is searched for those alone.
+    events = any(word in whole for word in _EVENT_WORDS)
+    notes = tuple((word, kind) for word, kind in NOTES if word in whole)
     for line in found:
-        _read(reading, line)
+        if not (events and _read_event(reading, line)):
+            _note(reading, line, notes)
     if reading.announced:
         reading.aer.append(reading.announced)
     return KernelLog(
@@ -152,23 +169,29 @@ def join(first: KernelLog, second: KernelLog) -> KernelLog:
     )
 
 
-def _read(reading: _Reading, line: LogLine) -> None:
+def _read_event(reading: _Reading, line: LogLine) -> bool:
+    """Read an event, if the line tells one. Return whether that is all that the line tells."""
     text = line.text
     if "Xid" in text and (xid := _xid(line)):
         reading.xids.append(xid)
-        return
+        return True
     if "AER: " in text or "PCIe Bus Error" in text or "] error status/mask=" in text or ":    [" in text:
         _read_aer(reading, line)
     if "Event logged [" in text or "] Request device [" in text:
         fault = _fault(line)
         if fault:
             reading.faults.append(fault)
-        return
+        return True
     if "[Hardware Error]" in text:
         _read_hardware(reading, line)
     if "suppressed" in text and (hit := _SUPPRESSED.search(text)):
         reading.suppressed += int(hit[1])
-    for word, kind in NOTES:
+    return False
+
+
+def _note(reading: _Reading, line: LogLine, notes: Iterable[tuple[str, str]]) -> None:
+    text = line.text
+    for word, kind in notes:
         if word in text:
             reading.notes.setdefault(kind, []).append(line)
             break
@@ -177,20 +200,20 @@ def _read(reading: _Reading, line: LogLine) -> None:
 
 
 def _split(row: str) -> LogLine:
-    rest, stamp, program, uptime = row, "", "", ""
-    if not row.startswith("["):
-        start = _PRIORITY.match(row)
-        rest = row[start.end() :] if start else row
+    stamp, program, uptime = "", "", ""
+    start = None if row.startswith("[") else _PRIORITY.match(row)
+    rest = row[start.end() :] if start else row
     journal = None if rest.startswith("[") else _JOURNAL.match(rest)
     if journal:
         stamp, program = journal[1], journal[2] or ""
         rest = rest[journal.end() :]
     bracket = _BRACKET.match(rest)
     if bracket:
-        stamp = stamp or bracket[1]
-        uptime = bracket[1] if bracket[1][0].isdigit() and "T" not in bracket[1] else ""
+        inside = bracket[1]
+        stamp = stamp or inside
+        uptime = inside if inside[0].isdigit() and "T" not in inside else ""
         rest = rest[bracket.end() :]
-    if program not in ("", "kernel"):
+    if program and program != "kernel":
         rest = f"{program}: {rest}"
     return LogLine(stamp, rest.strip(), uptime)
 
@@ -393,6 +416,9 @@ class UnassignedWindow:
 def unassigned_windows(notes: Iterable[LogLine]) -> tuple[UnassignedWindow, ...]:
     """Return the memory resources that were still without a place when the log ends: a later success counts."""
     open_: dict[tuple[str, str, bool], UnassignedWindow] = {}
+    notes = tuple(notes)
+    if not any("no space" in line.text or "failed to assign" in line.text for line in notes):
+        return ()
     for line in notes:
         found = _WINDOW.search(line.text)
         if not found:

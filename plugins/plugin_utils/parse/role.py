@@ -23,6 +23,7 @@ _PVE_SOURCES = (
 )
 _VIRTUAL_VENDORS = re.compile(r"QEMU|VMware|Xen|innotek|Parallels|OpenStack|Bochs", re.IGNORECASE)
 _VIRTUAL_PRODUCTS = re.compile(r"Standard PC|^KVM|Virtual Machine|VMware|VirtualBox|OpenStack|HVM domU|Google Compute")
+_VIRTUAL_LOG = r"^Hypervisor detected: |^DMI: (?:QEMU|VMware|Red Hat KVM)"
 _VFIO_LOG = r"\bvfio-pci [0-9a-f]{4}:|\bvfio_pci: add \["
 _PVE_BOOT = re.compile(r"root=ZFS=\S*/ROOT/pve|/dev/mapper/pve-root|boot=zfs\b|-pve\b")
 # PCI ids that exist in virtual machines only: QEMU's standard VGA, virtio (Red Hat), Hyper-V's own devices.
@@ -100,7 +101,7 @@ def _guest_by_name(machine: Machine, cpu: Cpu, kernel: Kernel) -> Fact[Role] | N
     if cpu.flags.value and "hypervisor" in cpu.flags.value:
         return Fact("guest", cpu.flags.source, "flags: ... hypervisor ...")
     if kernel.log.value:
-        lines = kernel.log.value.matching(r"^Hypervisor detected: |^DMI: (?:QEMU|VMware|Red Hat KVM)")
+        lines = kernel.log.value.matching(_VIRTUAL_LOG, "hypervisor detected: ", "dmi: ")
         if lines:
             return Fact("guest", kernel.log.source, lines[0].text)
     return None
@@ -132,7 +133,7 @@ def _hypervisor_marks(sources: Sources, kernel: Kernel, pci: Pci) -> Fact[Role] 
         if re.match(r"options vfio[-_]pci .*\bids=", line):
             return Fact("hypervisor", kernel.modprobe.source, line)
     if kernel.log.value:
-        vfio = kernel.log.value.matching(_VFIO_LOG)
+        vfio = kernel.log.value.matching(_VFIO_LOG, "vfio-pci ", "vfio_pci: add [")
         if vfio:
             return Fact("hypervisor", kernel.log.source, vfio[0].text)
     if kernel.command_line.value and _PVE_BOOT.search(kernel.command_line.excerpt):

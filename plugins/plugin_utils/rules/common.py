@@ -52,10 +52,10 @@ def log_excerpt(snapshot: Snapshot, lines: Sequence[LogLine], most: int = 3) -> 
     return Excerpt(snapshot.kernel.log.source or "kernel_log", "\n".join(shown))
 
 
-def log_lines(snapshot: Snapshot, pattern: str) -> tuple[LogLine, ...]:
-    """Return the kernel messages that match, or nothing where the log is not known."""
+def log_lines(snapshot: Snapshot, pattern: str, *words: str) -> tuple[LogLine, ...]:
+    """Return the kernel messages that match, or nothing where the log is not known; see ``KernelLog.matching``."""
     log = snapshot.kernel.log.value
-    return log.matching(pattern) if log else ()
+    return log.matching(pattern, *words) if log else ()
 
 
 def nvrm_lines(snapshot: Snapshot) -> tuple[LogLine, ...]:

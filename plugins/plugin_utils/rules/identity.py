@@ -211,6 +211,14 @@ _PROBE_TROUBLE = (
     r"probe .*failed with error -1|probe of .* failed with error|RmInitAdapter failed|BAR1 is 0M|fallen off the bus"
     r"|None of the NVIDIA devices were initiali[sz]ed|PCI I/O region assigned to your NVIDIA device is invalid"
 )
+_PROBE_WORDS = (
+    "failed with error",
+    "rminitadapter failed",
+    "bar1 is 0m",
+    "fallen off the bus",
+    "none of the nvidia devices",
+    "your nvidia device is invalid",
+)
 
 
 @rule(
@@ -229,7 +237,7 @@ _PROBE_TROUBLE = (
     without_role=True,
 )
 def _all_present(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-    trouble = log_lines(snapshot, _PROBE_TROUBLE)
+    trouble = log_lines(snapshot, _PROBE_TROUBLE, *_PROBE_WORDS)
     smi = snapshot.driver.smi.value
     answered = smi is not None and smi.state == "ok"
     home = home_of(snapshot, fleet) if snapshot.role.value == "guest" else "the role of this machine is not known"

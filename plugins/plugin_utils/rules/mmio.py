@@ -324,10 +324,10 @@ def _bars_of_guest(snapshot: Snapshot) -> Iterator[Verdict]:
     bdfs = {one.bdf for one in gpus}
     lines = tuple(
         line
-        for line in log_lines(snapshot, _NO_SPACE)
+        for line in log_lines(snapshot, _NO_SPACE, "no space", "failed to assign", "bar1 is 0m")
         if "BAR1 is 0M" in line.text or any(bdf in line.text or bdf[5:] in line.text for bdf in bdfs)
     )
-    invalid = log_lines(snapshot, _INVALID_REGION)
+    invalid = log_lines(snapshot, _INVALID_REGION, "your nvidia device is invalid")
     smallest = number("mmio.smallest_bar1_mib") * _MIB
     bad: list[PciFunction] = []
     small: list[PciFunction] = []

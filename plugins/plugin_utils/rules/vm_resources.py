@@ -524,7 +524,7 @@ def _ranges(cpus: frozenset[int]) -> str:
     sources=("Linux drivers/vhost/vhost.c", "reports of multi-GPU hosts"),
 )
 def _vhost(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
-    refused = log_lines(snapshot, r"vhost_set_mem_table failed: Argument list too long")
+    refused = log_lines(snapshot, r"vhost_set_mem_table failed: Argument list too long", "vhost_set_mem_table")
     regions, many = snapshot.vm.vhost_max_mem_regions, number("vhost.many_gpus")
     fix = Fix(
         "Raise the limit, and load vhost anew",

@@ -153,6 +153,8 @@ def test_what_follows_an_xid_is_no_xid():
 
     assert (len(log.xids), log.suppressed) == (1, 6)
     assert len(log.matching("io_page_fault")) == 1
+    assert log.matching("io_page_fault", "no such word", "io_page_fault") == log.matching("io_page_fault")
+    assert log.matching("io_page_fault", "no such word") == ()
 
 
 def test_a_log_that_was_not_allowed_is_refused_with_its_words():
@@ -193,3 +195,13 @@ def test_kernels_modules_and_options():
 )
 def test_the_release_is_read_in_the_words_of_uname_and_proc(text, release):
     assert kernel.release(text) == release
+
+
+@pytest.mark.parametrize("kind", sorted({kind for _, kind in kernel_log.NOTES}))
+def test_a_telling_line_is_kept_wherever_it_stands(kind):
+    word = next(word for word, one in kernel_log.NOTES if one == kind)
+    rows = [f"[ {at}.000001] something else" for at in range(5)]
+    for at in (0, 4):
+        rows[at] = f"[ {at}.000002] pci 0000:01:00.0: {word} x"
+    notes = kernel_log.parse("\n".join(rows) + "\n").notes
+    assert [line.stamp for line in notes[kind]] == ["0.000002", "4.000002"]
