@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..core.finding import Fix
 from ..core.snapshot import Gpu, GpuSample, Snapshot
 from .common import in_container, listed
-from .gpu_views import clear, excerpt, label, labels, recovery, reset_fix, survey, unread
+from .gpu_views import clear, excerpt, label, labels, recovery, reset_fix, survey, unread, untold
 from .knowledge import number
 from .peers import grants
 from .registry import Fleet, Verdict, rule, verdict
@@ -27,6 +27,7 @@ _PENDING = (
     ("channel_repair_pending", "a channel repair"),
     ("tpc_repair_pending", "a TPC repair"),
 )
+_NO_LOAD = ("These GPUs tell no load", "it is printed as N/A (as with MIG)")
 _MEMORY_FIELDS = ("ecc", "ecc_uncorrected_volatile", *(name for name, _ in (*_REPLACE, *_PENDING)))
 
 
@@ -210,15 +211,10 @@ def _throttle(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
         when = ", while it was idle" if len(idle) == len(found.known) else ""
         shown = excerpt(snapshot, found.known, _reason_words)
         yield clear(snapshot, found, f"No GPU is slowed down{when}", shown)
-    elif found.without and not found.silent:
-        yield verdict(
-            "not_applicable", "These GPUs tell no reasons for their clocks", reason="the reasons are printed as N/A"
-        )
-    elif snapshot.gpus.value:
-        reason = f"{labels(found.silent)} did not tell its clock reasons (nvidia-smi -q does)"
-        yield verdict("unknown", "Whether a GPU is slowed down is not known", reason=reason)
     else:
-        yield unread(snapshot, "Whether a GPU is slowed down is not known")
+        none = ("These GPUs tell no reasons for their clocks", "the reasons are printed as N/A")
+        reason = f"{labels(found.silent)} did not tell its clock reasons (nvidia-smi -q does)"
+        yield untold(snapshot, found, "Whether a GPU is slowed down is not known", reason, without=none)
 
 
 def _reason_words(gpu: Gpu) -> str:
@@ -315,12 +311,9 @@ def _stuck(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
             excerpt(snapshot, found.known, _load_words),
             reason=f"no GPU was more than {busy_from} % busy",
         )
-    elif found.without and not found.silent:
-        yield verdict("not_applicable", "These GPUs tell no load", reason="it is printed as N/A (as with MIG)")
-    elif snapshot.gpus.value:
-        yield verdict("unknown", "Whether a busy GPU runs slowly is not known", reason="no GPU told its load")
     else:
-        yield unread(snapshot, "Whether a busy GPU runs slowly is not known")
+        title = "Whether a busy GPU runs slowly is not known"
+        yield untold(snapshot, found, title, "no GPU told its load", without=_NO_LOAD)
 
 
 @rule(
@@ -342,12 +335,8 @@ def _pattern(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     full, low = number("gpu.full_percent"), number("gpu.low_power_percent")
     found = survey(snapshot, "utilization_percent", "power_draw_w", "power_limit_w")
     if not found.known:
-        if found.without and not found.silent:
-            yield verdict("not_applicable", "These GPUs tell no load or power", reason="they are printed as N/A")
-        elif snapshot.gpus.value:
-            yield verdict("unknown", "What load and power say is not known", reason="no GPU told both")
-        else:
-            yield unread(snapshot, "What load and power say is not known")
+        none = ("These GPUs tell no load or power", "they are printed as N/A")
+        yield untold(snapshot, found, "What load and power say is not known", "no GPU told both", without=none)
         return
     waiting = [
         gpu
@@ -406,12 +395,9 @@ def _wedged(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if not found.known:
         if snapshot.role.value == "hypervisor" and not snapshot.gpus.known:
             yield verdict("not_applicable", "The GPUs belong to guests", reason="nvidia-smi does not run here")
-        elif found.without and not found.silent:
-            yield verdict("not_applicable", "These GPUs tell no load", reason="it is printed as N/A (as with MIG)")
-        elif snapshot.gpus.value:
-            yield verdict("unknown", "Whether a GPU is wedged is not known", reason="no GPU told load and power")
         else:
-            yield unread(snapshot, "Whether a GPU is wedged is not known")
+            title = "Whether a GPU is wedged is not known"
+            yield untold(snapshot, found, title, "no GPU told load and power", without=_NO_LOAD)
         return
     hot = [gpu for gpu in found.known if not recovery(gpu) and all(map(_runs_hot, _readings(snapshot, gpu)))]
     if not hot:

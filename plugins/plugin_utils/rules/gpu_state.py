@@ -23,6 +23,7 @@ from .gpu_views import (
     reset_fix,
     survey,
     unread,
+    untold,
 )
 from .knowledge import gpu_model
 from .registry import Fleet, Verdict, rule, verdict
@@ -186,12 +187,9 @@ def _persistence(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     elif found.known:
         shown = excerpt(snapshot, found.known, lambda gpu: f"Persistence Mode {gpu.persistence}")
         yield clear(snapshot, found, "Persistence mode is on", shown, daemon)
-    elif snapshot.gpus.value:
-        yield verdict(
-            "unknown", "Whether persistence mode is on is not known", daemon, reason="no GPU told its persistence mode"
-        )
     else:
-        yield unread(snapshot, "Whether persistence mode is on is not known")
+        title = "Whether persistence mode is on is not known"
+        yield untold(snapshot, found, title, "no GPU told its persistence mode", daemon)
 
 
 # --- F13: MIG -------------------------------------------------------------------------------------------------------
@@ -371,12 +369,9 @@ def _power_limit(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     found = survey(snapshot, "power_limit_w", "power_limit_default_w")
     limits = [gpu for gpu in snapshot.gpus.value or () if gpu.power_limit_w is not None and not recovery(gpu)]
     if not limits:
-        if found.without and not found.silent:
-            yield verdict("not_applicable", "These GPUs have no power limit", reason="the limits are printed as N/A")
-        elif snapshot.gpus.value:
-            yield verdict("unknown", "The power limits are not known", reason=f"{labels(found.silent)} did not tell")
-        else:
-            yield unread(snapshot, "The power limits are not known")
+        none = ("These GPUs have no power limit", "the limits are printed as N/A")
+        reason = f"{labels(found.silent)} did not tell"
+        yield untold(snapshot, found, "The power limits are not known", reason, without=none)
         return
     spread = _by_name_with_limits(limits)
     shown = excerpt(snapshot, limits, _limit_words)
@@ -486,10 +481,8 @@ def _compute_mode(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     if found.known:
         shown = excerpt(snapshot, found.known, lambda gpu: f"Compute Mode {gpu.compute_mode}")
         yield clear(snapshot, found, "The compute mode is Default", shown)
-    elif snapshot.gpus.value:
-        yield verdict("unknown", "The compute mode is not known", reason="no GPU told its compute mode")
     else:
-        yield unread(snapshot, "The compute mode is not known")
+        yield untold(snapshot, found, "The compute mode is not known", "no GPU told its compute mode")
 
 
 def _mode(gpu: Gpu) -> str:
@@ -526,12 +519,10 @@ def _confidential(snapshot: Snapshot, fleet: Fleet) -> Iterator[Verdict]:
     elif found.known:
         shown = excerpt(snapshot, found.known, lambda gpu: "Conf Compute Protected Memory 0 MiB")
         yield clear(snapshot, found, "No GPU runs in confidential mode", shown)
-    elif found.without and not found.silent:
-        yield verdict("not_applicable", "These GPUs have no confidential mode", reason="the memory is printed as N/A")
-    elif snapshot.gpus.value:
-        yield verdict("unknown", "Whether confidential mode is on is not known", reason="no GPU told it")
     else:
-        yield unread(snapshot, "Whether confidential mode is on is not known")
+        title = "Whether confidential mode is on is not known"
+        none = ("These GPUs have no confidential mode", "the memory is printed as N/A")
+        yield untold(snapshot, found, title, "no GPU told it", without=none)
 
 
 # --- D16: models ----------------------------------------------------------------------------------------------------

@@ -138,6 +138,25 @@ def clear(snapshot: Snapshot, found: Survey, title: str, *evidence: Fact[Any] | 
     return verdict("info", f"{title} ({counted(number, 'GPU')} shown; whether that is all is not known)", *evidence)
 
 
+def untold(
+    snapshot: Snapshot,
+    found: Survey,
+    title: str,
+    reason: str,
+    *evidence: Fact[Any] | Excerpt,
+    without: tuple[str, str] | None = None,
+) -> Verdict:
+    """Return the verdict where no GPU told what is asked: ``title`` is then not known, for ``reason``.
+
+    ``without``: title and reason where the GPUs have no such thing.
+    """
+    if without and found.without and not found.silent:
+        return verdict("not_applicable", without[0], reason=without[1])
+    if snapshot.gpus.value:
+        return verdict("unknown", title, *evidence, reason=reason)
+    return unread(snapshot, title)
+
+
 def reset_fix(gpu: Gpu, summary: str = "") -> Fix:
     """Return how to reset one GPU."""
     return Fix(
