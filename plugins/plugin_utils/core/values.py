@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVarTuple("A")
 _NOT_GIVEN = object()
 
 
@@ -54,24 +54,24 @@ def changed(value: T, **changes: Any) -> T:
     return copy
 
 
-def by_identity(most: int = 1024) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function of frozen values: what it returned for the same objects is returned again.
+def by_identity(most: int = 1024) -> Callable[[Callable[[Unpack[A]], T]], Callable[[Unpack[A]], T]]:
+    """Decorate a function of frozen values, all by position: what it returned for the same objects is returned again.
 
     Hosts of one fleet share many values as objects. The arguments are kept too, so that no other gets their place;
     after ``most`` results all are forgotten. What is returned may not be changed.
     """
 
-    def decorate(make: Callable[P, T]) -> Callable[P, T]:
+    def decorate(make: Callable[[Unpack[A]], T]) -> Callable[[Unpack[A]], T]:
         kept: dict[tuple[int, ...], tuple[T, Any]] = {}
 
         @functools.wraps(make)
-        def remembered(*args: P.args, **named: P.kwargs) -> T:
+        def remembered(*args: *A) -> T:
             key = tuple(map(id, args))
             found = kept.get(key)
             if found is None:
                 if len(kept) >= most:
                     kept.clear()
-                found = kept[key] = (make(*args, **named), args)
+                found = kept[key] = (make(*args), args)
             return found[0]
 
         return remembered

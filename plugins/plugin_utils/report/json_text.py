@@ -15,15 +15,12 @@ from typing import Any
 from ..core.finding import Finding
 from ..core.plain import plain
 from ..core.snapshot import SNAPSHOT_SCHEMA, Fact, PciFunction, Snapshot
+from ..core.values import by_identity
 
 # Raw config space and every field of nvidia-smi -q are evidence, not facts: they stay in the snapshot folder.
 BULKY = frozenset(("config_hex", "raw"))
 
 dumps = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":")).encode
-
-# Text by identity of the value, which is kept beside it, so that no other gets its place.
-_MOST_KEPT = 4096
-_kept: dict[int, tuple[Any, str]] = {}
 
 
 def snapshot_text(snapshot: Snapshot) -> str:
@@ -52,32 +49,22 @@ def _object(parts: Mapping[str, str]) -> str:
     return "{" + ",".join([f"{quoted(name)}:{parts[name]}" for name in sorted(parts)]) + "}"
 
 
+@by_identity(4096)
 def _fact(fact: Fact[Any]) -> str:
-    kept = _kept.get(id(fact))
-    if kept is not None:
-        return kept[1]
     value = fact.value
     if type(value) is dict and any(type(one) is PciFunction for one in value.values()):
         told = _object({str(name): _function(one) for name, one in value.items()})
     else:
         told = dumps(plain(value, BULKY))
-    text = (
+    return (
         f'{{"excerpt":{quoted(fact.excerpt)},"reason":{quoted(fact.reason)},"source":{quoted(fact.source)},'
         f'"value":{told}}}'
     )
-    return _keep(fact, text)
 
 
+@by_identity(4096)
 def _function(function: PciFunction) -> str:
-    kept = _kept.get(id(function))
-    return kept[1] if kept is not None else _keep(function, dumps(plain(function, BULKY)))
-
-
-def _keep(value: Any, text: str) -> str:
-    if len(_kept) >= _MOST_KEPT:
-        _kept.clear()
-    _kept[id(value)] = (value, text)
-    return text
+    return dumps(plain(function, BULKY))
 
 
 _constant = functools.lru_cache(maxsize=4096)(quoted)
