@@ -115,8 +115,11 @@ class _Intake:
         except InputError as error:
             self.problems.append(error.line())
 
-    def _hosts_in(self, folder: Folder) -> Iterator[tuple[str, EvidenceSet]]:
-        """Yield the hosts of a folder that may be a snapshot, a fleet, or loose files, or all of them."""
+    def _hosts_in(self, folder: Folder, nested: bool = False) -> Iterator[tuple[str, EvidenceSet]]:
+        """Yield the hosts of a folder that may be a snapshot, a fleet, or loose files, or all of them.
+
+        ``nested``: it lies in such a folder; loose files then make all that lies in it one host.
+        """
         manifest = folder.file(MANIFEST)
         if manifest.reason != _ABSENT:
             yield from self._snapshot(folder, manifest)
@@ -124,7 +127,8 @@ class _Intake:
         listing = self._listing(folder)
         if listing is None:
             return
-        if _SYSTEM_FOLDERS & {below.name for below in listing.folders}:
+        whole = nested and listing.files and not _holds_snapshots(listing)
+        if whole or _SYSTEM_FOLDERS & {below.name for below in listing.folders}:
             yield from self._whole(folder)
             return
         plain, below = self._sorted(listing)
@@ -135,7 +139,7 @@ class _Intake:
                 count += 1
                 yield folder.place, machine
         for one in below:
-            for host in self._below(one):
+            for host in self._hosts_in(one, nested=True):
                 count += 1
                 yield host
         if own.entries:
@@ -147,18 +151,6 @@ class _Intake:
             self._nothing_known(folder.place, own)
         elif not below:
             self._tell("is an empty folder", folder.place, "save outputs into it, or collect a snapshot")
-
-    def _below(self, folder: Folder) -> Iterator[tuple[str, EvidenceSet]]:
-        """Yield the hosts of a folder in a folder: loose files make all that lies in it one host."""
-        manifest = folder.file(MANIFEST)
-        if manifest.reason != _ABSENT:
-            yield from self._snapshot(folder, manifest)
-            return
-        listing = self._listing(folder)
-        if listing is None:
-            return
-        loose = listing.files and not _holds_snapshots(listing)
-        yield from self._whole(folder) if loose else self._hosts_in(folder)
 
     def _whole(self, folder: Folder) -> Iterator[tuple[str, EvidenceSet]]:
         """Yield all that lies in a folder, however deep, as one host."""
