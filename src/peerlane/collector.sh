@@ -279,19 +279,23 @@ no_match() {
     fi
 }
 
+# has_no_files SOURCE WHERE PATTERN FILE: whether the source has none here; why is then recorded.
+has_no_files() {
+    why=$(why_not "$2")
+    if [ -n "$why" ]; then
+        absent "$1" "" "$why"
+    elif [ ! -e "$4" ] && [ ! -L "$4" ]; then
+        no_match "$1" "$3"
+    else
+        return 1
+    fi
+}
+
 # files_source SOURCE WHERE PATTERN FILE...: the shell filled in the files, or left the pattern where none matches.
 files_source() {
-    source=$1 where=$2 pattern=$3
+    if has_no_files "$1" "$2" "$3" "$4"; then return; fi
+    source=$1 pattern=$3
     shift 3
-    why=$(why_not "$where")
-    if [ -n "$why" ]; then
-        absent "$source" "" "$why"
-        return
-    fi
-    if [ ! -e "$1" ] && [ ! -L "$1" ]; then
-        no_match "$source" "$pattern"
-        return
-    fi
     nothing
     started=$(now)
     for path in "$@"; do
@@ -310,18 +314,9 @@ files_source() {
 }
 
 each_source() {
-    source=$1 where=$2 pattern=$3
+    if has_no_files "$1" "$2" "$3" "$4"; then return; fi
+    family=$1
     shift 3
-    why=$(why_not "$where")
-    if [ -n "$why" ]; then
-        absent "$source" "" "$why"
-        return
-    fi
-    if [ ! -e "$1" ] && [ ! -L "$1" ]; then
-        no_match "$source" "$pattern"
-        return
-    fi
-    family=$source
     for path in "$@"; do
         stem=${path##*/}
         stem=${stem%.*}
