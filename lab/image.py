@@ -164,28 +164,40 @@ def ensure(paths: Paths, distro: str, progress: Progress) -> Path:
     packages = hashlib.sha256(repr((PACKAGES, COMPONENTS)).encode()).hexdigest()[:8]
     archive = paths.images / f"{distro}-{packages}.tar"
     tree = paths.images / f"{distro}-{packages}-{machine.fingerprint}"
-    if tree.is_dir():
-        return tree
-    paths.images.mkdir(parents=True, exist_ok=True)
-    with locked(paths.images / f".{distro}.lock"):
-        if tree.is_dir():
-            return tree
-        for leftover in paths.images.glob(f".building-{distro}-*"):
+
+    def build(work: Path) -> Path:
+        if not archive.exists():
+            require_space(paths.images, BUILD_MIB, f"building the {DISTROS[distro]} image")
+            _bootstrap(distro, machine, work, archive, progress)
+        progress(f"{distro}: unpacking the image")
+        (work / "tree").mkdir()
+        command(["tar", "-xf", archive, "-C", work / "tree", "--numeric-owner"], timeout_s=120)
+        _configure(work / "tree", distro, machine)
+        return work / "tree"
+
+    return built_once(tree, distro, build)
+
+
+def built_once(place: Path, kind: str, build: Callable[[Path], Path]) -> Path:
+    """Return a folder that is complete or not there: ``build`` makes it in a folder beside and returns it.
+
+    One builds a ``kind`` at a time; what an interrupted build left goes.
+    """
+    if place.is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.parent / f".{kind}.lock"):
+        if place.is_dir():
+            return place
+        for leftover in place.parent.glob(f".building-{kind}-*"):
             shutil.rmtree(leftover)
-        work = paths.images / f".building-{distro}-{os.getpid()}"
+        work = place.parent / f".building-{kind}-{os.getpid()}"
         work.mkdir()
         try:
-            if not archive.exists():
-                require_space(paths.images, BUILD_MIB, f"building the {DISTROS[distro]} image")
-                _bootstrap(distro, machine, work, archive, progress)
-            progress(f"{distro}: unpacking the image")
-            (work / "tree").mkdir()
-            command(["tar", "-xf", archive, "-C", work / "tree", "--numeric-owner"], timeout_s=120)
-            _configure(work / "tree", distro, machine)
-            (work / "tree").rename(tree)
+            build(work).rename(place)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    return tree
+    return place
 
 
 def _bootstrap(distro: str, machine: Machine, work: Path, archive: Path, progress: Progress) -> None:

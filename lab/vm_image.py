@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from . import container, image
-from .state import Paths, locked
+from .state import Paths
 from .system import LabError, Progress, command, require_space
 
 DISTRO = "trixie"
@@ -47,58 +47,46 @@ def qemu_tree(paths: Paths, progress: Progress) -> Path:
     """Return the tree that QEMU runs in, building it where it is missing."""
     base = image.ensure(paths, DISTRO, progress)
     tree = paths.images / f"qemu-{_fingerprint(base, QEMU_PACKAGES, QEMU_RECIPE)}"
-    if tree.is_dir():
-        return tree
-    with locked(paths.images / ".qemu.lock"):
-        if tree.is_dir():
-            return tree
+
+    def build(work: Path) -> Path:
         require_space(paths.images, QEMU_MIB, "QEMU for lab hosts of kind vm")
         progress("vm: building a tree with QEMU, once (half a minute, about 30 MB to download)")
-        work = _fresh(paths, ".building-qemu")
-        try:
-            _copy(base, work / "tree")
-            mirror = image.this_machine().mirror
-            (work / "tree/etc/apt/sources.list.d/backports.sources").write_text(
-                f"Types: deb\nURIs: {mirror}\nSuites: {BACKPORTS}\nComponents: main\n"
-                "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
-            )
-            _install(work / "tree", QEMU_PACKAGES, BACKPORTS)
-            for folder in ("images", "host"):
-                (work / "tree/lab" / folder).mkdir(parents=True)
-            (work / "tree").rename(tree)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return tree
+        _copy(base, work / "tree")
+        mirror = image.this_machine().mirror
+        (work / "tree/etc/apt/sources.list.d/backports.sources").write_text(
+            f"Types: deb\nURIs: {mirror}\nSuites: {BACKPORTS}\nComponents: main\n"
+            "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+        )
+        _install(work / "tree", QEMU_PACKAGES, BACKPORTS)
+        for folder in ("images", "host"):
+            (work / "tree/lab" / folder).mkdir(parents=True)
+        return work / "tree"
+
+    return image.built_once(tree, "qemu", build)
 
 
 def guest_image(paths: Paths, progress: Progress) -> Path:
     """Return the folder with `disk.raw`, `vmlinuz` and `initrd`, building it where it is missing."""
     base = image.ensure(paths, DISTRO, progress)
     folder = paths.images / f"vm-{_fingerprint(base, GUEST_PACKAGES, GUEST_RECIPE)}"
-    if folder.is_dir():
-        return folder
-    with locked(paths.images / ".vm.lock"):
-        if folder.is_dir():
-            return folder
+
+    def build(work: Path) -> Path:
         require_space(paths.images, GUEST_MIB, "the disk for lab hosts of kind vm")
         progress("vm: building a disk with a kernel, once (1-2 minutes, about 120 MB to download)")
-        work = _fresh(paths, ".building-vm")
-        try:
-            tree = work / "tree"
-            _copy(base, tree)
-            for name, text in _INITRAMFS.items():
-                _put(tree / "etc/initramfs-tools" / name, text)
-            _install(tree, GUEST_PACKAGES, DISTRO)
-            _configure(tree)
-            (work / "ready").mkdir()
-            for kernel_file, name in (("vmlinuz", "vmlinuz"), ("initrd.img", "initrd")):
-                shutil.copyfile(_only(tree, f"boot/{kernel_file}-*"), work / "ready" / name)
-            disk = work / "ready/disk.raw"
-            command(["mkfs.ext4", "-q", "-F", "-d", tree, disk, DISK_SIZE], timeout_s=300)
-            (work / "ready").rename(folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    return folder
+        tree = work / "tree"
+        _copy(base, tree)
+        for name, text in _INITRAMFS.items():
+            _put(tree / "etc/initramfs-tools" / name, text)
+        _install(tree, GUEST_PACKAGES, DISTRO)
+        _configure(tree)
+        (work / "ready").mkdir()
+        for kernel_file, name in (("vmlinuz", "vmlinuz"), ("initrd.img", "initrd")):
+            shutil.copyfile(_only(tree, f"boot/{kernel_file}-*"), work / "ready" / name)
+        disk = work / "ready/disk.raw"
+        command(["mkfs.ext4", "-q", "-F", "-d", tree, disk, DISK_SIZE], timeout_s=300)
+        return work / "ready"
+
+    return image.built_once(folder, "vm", build)
 
 
 def in_tree(tree: Path, paths: Paths, host_folder: Path, *argv: str) -> list[str]:
@@ -115,15 +103,6 @@ def overlay(tree: Path, paths: Paths, host_folder: Path, base: str, kind: str) -
 
 def _fingerprint(base: Path, packages: tuple[str, ...], recipe: int) -> str:
     return hashlib.sha256(repr((base.name, packages, recipe)).encode()).hexdigest()[:8]
-
-
-def _fresh(paths: Paths, prefix: str) -> Path:
-    """Return an empty folder to build in; what an interrupted build left goes."""
-    for leftover in paths.images.glob(f"{prefix}-*"):
-        shutil.rmtree(leftover)
-    work = paths.images / f"{prefix}-{os.getpid()}"
-    work.mkdir()
-    return work
 
 
 def _copy(base: Path, tree: Path) -> None:
