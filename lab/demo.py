@@ -78,7 +78,7 @@ def _lab_host(home: Path, model: Path, golden: dict[str, Any]) -> int:
     for line in operations.up(paths, [HOST], operations.Wish(), Progress()):
         print(line, file=sys.stderr)
         return 3
-    inventory = _inventory(home, paths, model, golden)
+    inventory = serving_inventory(home, paths, HOST, model, golden)
     provision = subprocess.run([sys.executable, "-m", "peerlane", "provision", "-i", str(inventory)], check=False)
     if provision.returncode:
         return provision.returncode
@@ -88,10 +88,10 @@ def _lab_host(home: Path, model: Path, golden: dict[str, Any]) -> int:
     return 0
 
 
-def _inventory(home: Path, paths: Paths, model: Path, golden: dict[str, Any]) -> Path:
-    """Write the inventory of the demo: the lab's own, with what a user would set for a model."""
+def serving_inventory(home: Path, paths: Paths, host: str, model: Path, golden: dict[str, Any]) -> Path:
+    """Write the inventory of one lab host: the lab's own, with what a user would set for a model."""
     lab = yaml.safe_load(paths.inventory.read_text(encoding="utf-8"))["lab"]
-    lab["hosts"] = {HOST: lab["hosts"][HOST]}
+    lab["hosts"] = {host: lab["hosts"][host]}
     lab.setdefault("vars", {}).update(
         {
             "model_weights_name": "lab-tiny",

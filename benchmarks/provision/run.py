@@ -17,8 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import yaml
-
+from peerlane.lab.demo import serving_inventory
 from peerlane.lab.state import Paths
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,19 +35,8 @@ def inventory(folder: Path) -> Path:
     subprocess.run(
         [sys.executable, "-m", "peerlane.lab.tiny_model", str(model), "--variant", "a"], check=True, stdout=2
     )
-    hosts = yaml.safe_load(Paths.from_environment().inventory.read_text(encoding="utf-8"))["lab"]
-    hosts["hosts"] = {HOST: hosts["hosts"][HOST]}
-    hosts.setdefault("vars", {}).update(
-        model_weights_name="lab-tiny",
-        model_weights_source=str(model),
-        model_weights_source_on="controller",
-        model_service_name="bench",
-        model_service_port=8000,
-        model_service_golden=json.loads((model / "golden.json").read_text(encoding="utf-8")),
-    )
-    place = folder / "hosts.yml"
-    place.write_text(yaml.safe_dump({"lab": hosts}), encoding="utf-8")
-    return place
+    golden = json.loads((model / "golden.json").read_text(encoding="utf-8"))
+    return serving_inventory(folder, Paths.from_environment(), HOST, model, golden)
 
 
 def tasks_s(hosts: Path) -> tuple[float, str]:
