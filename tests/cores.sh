@@ -50,6 +50,6 @@ $lab ssh core "set -e; cd /root/peerlane; DEBIAN_FRONTEND=noninteractive
 apt-get update -q >/dev/null
 apt-get install -y -q --no-install-recommends python3-venv openssh-client git >/dev/null
 python3 -m venv /root/venv
-. /etc/environment; export \$(cut -d= -f1 /etc/environment)
+set -a; . /etc/environment; set +a
 /root/venv/bin/python -m pip install --quiet 'ansible-core==$want.*' pytest pytest-xdist ansible-runner rich pyyaml jinja2
 PATH=/root/venv/bin:\$PATH PYTHONPATH=src /root/venv/bin/python $check"
